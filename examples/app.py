@@ -1,7 +1,7 @@
-"""An application of handlers with typed bodies, which runs until it is told to stop.
+"""An application of handlers with typed bodies, which runs until a signal.
 
-rmq run --dir examples app:app                            (for ever, until a signal)
-python examples/app.py [name server] [--loop asyncio]     (until three orders are invoiced)
+rmq run --dir examples app:app (for ever, until a signal) python examples/app.py [name server] [--loop
+asyncio] (until three orders are invoiced)
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ finished = anyio.Event()
     "ExampleAppOrders", group="example-app-billing", model=Order, consume_from="first", concurrency=50
 )
 async def bill(order: Order) -> None:
-    invoice = Invoice(order.number, PRICES[order.item])  # an unknown item: tried again, as `retry` says
+    invoice = Invoice(order.number, PRICES[order.item])  # an unknown item: retried, by `retry`
     await app.send("ExampleAppInvoices", invoice, keys=[str(order.number)])
 
 

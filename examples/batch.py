@@ -27,7 +27,7 @@ async def main(namesrv: str) -> None:
     async with rmq.connect(namesrv) as client:
         async with client.producer("example-producer") as producer:
             rows = [rmq.Message(TOPIC, b"row %d" % number) for number in range(1000)]
-            result = await producer.send_batch(rows)  # over 4 MiB it would be several requests
+            result = await producer.send_batch(rows)  # more than 4 MiB would take several requests
             print(len(result.message_ids), "messages stored from offset", result.queue_offset, "on")
 
         async with (

@@ -1,4 +1,4 @@
-"""Give every member of a group every message. Each keeps its own offsets in a file.
+"""Give every member of a group every message. Each member keeps its own offsets in a file.
 
 python examples/broadcast.py [name server] [--loop asyncio]
 """

@@ -9,7 +9,7 @@ import anyio
 
 
 def run(main: Callable[[str], Awaitable[None]]) -> None:
-    """Run `main(namesrv)` on the event loop that `--loop` names. In an application of one loop this line is
+    """Run `main(namesrv)` on the event loop of `--loop`. In an application with one loop this line is
     `trio.run(main, namesrv)` or `asyncio.run(main(namesrv))`."""
     parser = argparse.ArgumentParser()
     parser.add_argument("namesrv", nargs="?", default="127.0.0.1:9876", help="HOST:PORT of a name server")

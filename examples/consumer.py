@@ -1,4 +1,4 @@
-"""Consume messages of some tags with a function; what fails comes again; stop in good order.
+"""Consume messages of some tags with a function; retry failed messages; shut down gracefully.
 
 python examples/consumer.py [name server] [--loop asyncio]
 """
@@ -24,7 +24,7 @@ async def main(namesrv: str) -> None:
                 await producer.send(rmq.Message(TOPIC, b"order %d" % number, tags=tags))
 
         async def bill(message: rmq.StoredMessage) -> None:
-            """Returning means consumed; an exception sends the message back for a retry."""
+            """A return acknowledges the message; an exception sends it back for a retry."""
             nonlocal left
             print(message.tags, message.body.decode())
             left -= 1
@@ -41,7 +41,7 @@ async def main(namesrv: str) -> None:
             with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
                 tasks.start_soon(wait_for_a_signal, signals, done)
                 await done.wait()  # a signal, or here: the five are billed
-            await billing.drain(30)  # handlers that run may end, offsets are committed; then `run` returns
+            await billing.drain(30)  # running handlers may end, offsets are committed; then `run` returns
             tasks.cancel_scope.cancel()
 
 

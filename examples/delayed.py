@@ -23,7 +23,7 @@ async def main(namesrv: str) -> None:
             await producer.send(rmq.Message(TOPIC, b"after 1.5 s", delay_ms=1500))
             await producer.send(rmq.Message(TOPIC, b"at a time, 2 s from now", deliver_at_ms=soon))
             result = await producer.send(rmq.Message(TOPIC, b"never mind", delay_ms=1800))
-            if result.recall_handle is not None:  # RocketMQ 4.9's own brokers give none
+            if result.recall_handle is not None:  # RocketMQ 4.9's own brokers return no handle
                 await producer.recall(result.recall_handle)
 
         seen = 0

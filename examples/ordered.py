@@ -1,4 +1,4 @@
-"""Keep the order of what belongs together: one key, one queue, one message of a queue at a time.
+"""Keep messages that belong together in order: one key, one queue, one message of a queue at a time.
 
 python examples/ordered.py [name server] [--loop asyncio]
 """
@@ -23,12 +23,12 @@ async def main(namesrv: str) -> None:
         order, _, step = message.body.decode().partition(" ")
         if step == "packed" and len(seen[order]) == 2 and order not in tried:
             tried.add(order)
-            raise RuntimeError(f"order {order} is not in stock yet")  # tried again after 1 s, in its place
+            raise RuntimeError(f"order {order} is not in stock yet")  # retried after 1 s, in its place
         seen[order].append(step)
         if sum(map(len, seen.values())) == 20:
             done.set()
 
-    tried: set[str] = {"0", "1", "2", "3"}  # only order 4 has to wait
+    tried: set[str] = {"0", "1", "2", "3"}  # only order 4 must wait
     done = anyio.Event()
     async with rmq.connect(namesrv) as client:
         async with client.producer("example-producer") as producer:
@@ -44,7 +44,7 @@ async def main(namesrv: str) -> None:
         ):
             tasks.start_soon(consumer.run, apply_step)
             await done.wait()
-            await consumer.drain()  # what runs may end; then `run` returns
+            await consumer.drain()  # running handlers may end; then `run` returns
     for order, steps in sorted(seen.items()):
         print(order, *steps)
         assert steps == STEPS

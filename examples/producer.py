@@ -17,7 +17,7 @@ async def main(namesrv: str) -> None:
         result = await producer.send(message)
         print(result.status, result.message_queue, result.queue_offset)
 
-        # Any number of tasks may send over one producer; that is how to have many messages in flight.
+        # Any number of tasks may send over one producer, to have many messages in flight.
         async with anyio.create_task_group() as tasks:
             for number in range(100):
                 tasks.start_soon(producer.send, rmq.Message("ExampleOrders", b"paid %d" % number))

@@ -1,4 +1,4 @@
-"""Ask by a message and wait for the answer of whoever consumes it.
+"""Send a request as a message and wait for the reply of its consumer.
 
 python examples/request_reply.py [name server] [--loop asyncio]
 """

@@ -1,4 +1,4 @@
-"""Archive a topic as Parquet by Spark, and count what is in it. Needs the extra: pip install 'rmq[spark]'.
+"""Archive a topic as Parquet by Spark, and count its content. Needs the extra: pip install 'rmq[spark]'.
 
 python examples/spark_archive.py [name server] [folder of the archive]
 """
@@ -30,7 +30,7 @@ def archive(spark: SparkSession, namesrv: str, folder: str) -> None:
     options = {"nameServer": namesrv, "topic": TOPIC}
     done = rmq.spark.archive(spark, options, folder)
     print(done.rows, "messages archived in", folder)
-    again = rmq.spark.archive(spark, options, folder)  # goes on where the last run ended
+    again = rmq.spark.archive(spark, options, folder)  # continues where the last run ended
     print(again.rows, "more")
 
     rows = rmq.spark.read_archive(spark, folder)

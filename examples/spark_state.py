@@ -1,9 +1,9 @@
-"""State for each key: how long orders take from one step to the next, and which do not go on.
+"""State for each key: the time that orders take from one step to the next, and orders without progress.
 
     python examples/spark_state.py 127.0.0.1:9876 /data/steps
 
-Reads the topic Shop, whose bodies are JSON with `order` and `step`. A row of the result says how long an
-order was in a step; an order that stays in one for longer than an hour gives a row without a next step. Spark
+Reads the topic Shop, whose bodies are JSON with `order` and `step`. A row of the result has the time of an
+order in a step; an order that stays in a step for longer than an hour gives a row without a next step. Spark
 keeps the state of each order in RocksDB, in the checkpoint. Needs the extra `spark`.
 """
 
@@ -52,7 +52,7 @@ class Steps(StatefulProcessor):
 
 
 def steps(rows: DataFrame) -> DataFrame:
-    """How long orders were in their steps, of the messages of the topic Shop."""
+    """The times of orders in their steps, from the messages of the topic Shop."""
     values = decoded(rows, "order string, step string").where("value is not null")
     at = F.unix_millis("storeTimestamp").alias("at")
     given = values.select("value.order", "value.step", at, "storeTimestamp")
@@ -63,7 +63,7 @@ def steps(rows: DataFrame) -> DataFrame:
 
 
 def run(spark: SparkSession, names: str, folder: str) -> int:
-    """Work off what is there; return the number of rows in the result."""
+    """Process the present messages; return the number of rows in the result."""
     spark.conf.set("spark.sql.streaming.stateStore.providerClass", STORE)
     given = {"nameServer": names, "topic": "Shop", "startingOffsets": "earliest"}
     rows = spark.readStream.format("rmq").options(**given).load()

@@ -1,4 +1,5 @@
-"""Let the broker choose by the properties of messages. `rmq dev` does; others need enablePropertyFilter=true.
+"""Let the broker select by the properties of messages. `rmq dev` allows this; other brokers need
+enablePropertyFilter=true.
 
 python examples/sql_filter.py [name server] [--loop asyncio]
 """

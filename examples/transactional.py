@@ -16,7 +16,7 @@ async def main(namesrv: str) -> None:
     database: set[str] = set()
 
     async def check_back(message: rmq.StoredMessage) -> rmq.Decision:
-        """The broker asks what became of a message whose end it was not told."""
+        """Decide about a half message whose end the broker does not know."""
         return rmq.COMMIT if message.keys[0] in database else rmq.UNKNOWN
 
     async with rmq.connect(namesrv) as client:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 def main() -> None:
-    """Runs the command line and exits with its status."""
+    """Run the command line and exit with its status."""
     from rmq.cli import command
 
     command(prog_name="rmq")

@@ -38,11 +38,11 @@ B = TypeVar("B")
 
 Validator = Callable[[Any, "Attribute[Any]", Any], Any]
 
-# Names whose camelCase form is not mechanical.
+# Names whose camelCase form does not follow the rule.
 ALIASES = {"broker_ip1": "brokerIP1", "broker_ip2": "brokerIP2", "check_crc_on_recover": "checkCRCOnRecover"}
 
 INT_MAX = 2**31 - 1
-"""What RocketMQ's settings hold at most, but for some."""
+"""Highest value of RocketMQ's integer settings, with few exceptions."""
 
 FOLDER, FILE = "folder", "file"
 
@@ -112,13 +112,13 @@ def one_of(*choices: object) -> Validator:
 
 
 def each_of(*choices: str) -> Validator:
-    """A validator: all values are among the choices."""
+    """A validator: each of the values is one of the choices."""
     return _check(lambda values: set(values) <= {*choices}, "some of " + ", ".join(choices))
 
 
 def _check(holds: Callable[[Any], bool], expected: str) -> Validator:
     def validate(instance: Any, attribute: Attribute[Any], value: Any) -> None:
-        if not holds(value):  # who wrote it in Python knows it by its name there
+        if not holds(value):  # a caller in Python knows the setting by its field name
             raise ConfigError(java_key(attribute) if instance is None else attribute.name, value, expected)
 
     return validate
@@ -247,7 +247,7 @@ def _text(data: bytes) -> str:
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError:
-        return data.decode("latin-1")  # what Java's Properties takes a file for
+        return data.decode("latin-1")  # Java's encoding of a properties file
 
 
 def _read_toml(path: Path, data: bytes) -> list[Entry]:
@@ -261,7 +261,8 @@ def _read_toml(path: Path, data: bytes) -> list[Entry]:
 
 
 def _leaves(tree: Mapping[str, Any]) -> Iterable[tuple[str, Any]]:
-    """Tables only group: [store] flushDiskType = "SYNC_FLUSH" is the key flushDiskType."""
+    """The keys and values of a TOML table, without the names of tables: tables only group, so [store]
+    flushDiskType = "SYNC_FLUSH" is the key flushDiskType."""
     for key, value in tree.items():
         if isinstance(value, dict):
             yield from _leaves(value)
@@ -491,8 +492,8 @@ def evolve(config: C, changes: Mapping[str, str]) -> C:
 
 
 def with_changes(now: C, requested: C) -> C:
-    """`now` with the values of `requested` that may change at run time; the log names these, and the
-    differing settings that need a restart."""
+    """`now` with those changes of `requested` that are allowed at run time. The log names the changed
+    settings, and the settings that need a restart."""
     values, kept = {}, []
     for field in attrs.fields(typing.cast(Any, type(now))):
         before, after = getattr(now, field.name), getattr(requested, field.name)
@@ -509,13 +510,13 @@ def with_changes(now: C, requested: C) -> C:
 
 
 def canonical(changes: Mapping[str, str], *classes: type[Any]) -> dict[str, str]:
-    """The same changes by RocketMQ's keys, whichever of its two names a setting is called by."""
+    """The same changes under RocketMQ's keys, whichever of its two names a setting has in `changes`."""
     keys = {name: java_key(field) for cls in classes for name, field in _fields(cls).items()}
     return {keys.get(key, key): text for key, text in changes.items()}
 
 
 def spellings(key: str) -> tuple[str, str]:
-    """The names that a setting may have in a file: RocketMQ's key, and ours."""
+    """The names that a setting may have in a file: RocketMQ's key, and the field's name."""
     ours = {java: name for name, java in ALIASES.items()}
     return key, ours.get(key) or re.sub("[A-Z]", lambda letter: f"_{letter[0].lower()}", key)
 
@@ -525,7 +526,7 @@ def _names(field: Attribute[Any]) -> str:
 
 
 def knows(cls: type[Any], key: str) -> bool:
-    """Whether the class has a field of this Java key or name."""
+    """True if the class has a field of this Java key or name."""
     return key in _fields(cls)
 
 
@@ -565,7 +566,7 @@ def describe(cls: type[Any]) -> list[Description]:
 def _default(cls: type[Any], field: Attribute[Any]) -> Any:
     default: Any = field.default
     if isinstance(default, attrs.Factory) and default.takes_self:  # type: ignore[arg-type]
-        return getattr(cls(), field.name)  # follows from another setting
+        return getattr(cls(), field.name)  # the default follows from another setting
     return default.factory() if isinstance(default, attrs.Factory) else default  # type: ignore[arg-type]
 
 
@@ -587,7 +588,7 @@ def dump_properties(*configs: Any, important: bool = False) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach `host`."""
+    """True if only this machine can reach `host`."""
     if host == "localhost":
         return True
     try:
@@ -600,10 +601,10 @@ _ADDRESS = re.compile(r"((?:tls|wss?|tcp)://)?(\[[0-9a-fA-F:.%]+\]|[A-Za-z0-9._-
 
 
 def parse_addresses(text: str, key: str = "namesrvAddr") -> list[str]:
-    """Split "host:port;host:port" (also with commas) into addresses without doubles; empty text gives none.
+    """Split "host:port;host:port" (also with commas) into addresses, each once; empty text gives none.
 
-    A scheme tls://, ws:// or wss:// before the host is kept; an IPv6 host stands in brackets.
-    Raises ConfigError.
+    A scheme tls://, ws:// or wss:// before the host is kept; an IPv6 host stands in brackets. Raises
+    ConfigError.
     """
     found = [part.strip() for part in re.split("[;,]", text)]
     for address in filter(None, found):

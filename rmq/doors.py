@@ -1,10 +1,11 @@
 """Doors: other protocols beside RocketMQ's, served by plug-ins of a broker.
 
-A plug-in lists its doors in `Plugin.doors()`. Each has a port of its own, or first bytes by which its peers
-are told apart on the port for clients. `serve(stream, host)` is run once for each connection: `stream`
-carries the bytes of the peer, over TCP, TLS or WebSocket, and `host` is the broker as that peer may use it.
+A plug-in lists its doors in `Plugin.doors()`. Each has a port of its own, or first bytes by which the broker
+recognizes its peers on the port for clients. `serve(stream, host)` is run once for each connection: `stream`
+carries the bytes of the peer, over TCP, TLS or WebSocket, and `host` is the broker with the rights of that
+peer.
 
-The broker keeps the rules: `host` raises AccessDenied for whatever the account of the peer may not do, and
+The broker keeps the rules: `host` raises AccessDenied for a call that the peer's account is not allowed, and
 every bound of a client (connections, memory, held reads, sends that wait, memberships) holds for doors as
 well. No function of `host` blocks. Functions given to it (`on_done`, `on_result`, `on_change`, those of
 `defer`) are called in the event loop, one after the other, and must not block either.
@@ -38,12 +39,12 @@ ACTIONS: Final = (PUBLISH, SUBSCRIBE, JOIN)
 
 @frozen
 class Appended:
-    """Outcome of a message that a plug-in had stored.
+    """Outcome of a message that a plug-in stores.
 
-    `error` is None when the message is as safe as the broker's settings ask. With an error and an id the
-    message is stored, but its safety is not known; with an error and no id it is not stored, as far as the
-    broker knows, and `queue_offset` is -1. `queue_offset` is that of the record as it lies in the log: of a
-    delayed message in the schedule topic.
+    `error` is None when the message is as safe as the broker's settings require. With an error and an id the
+    message is stored, but its safety is not known; with an error and no id the broker knows of no stored
+    copy, and `queue_offset` is -1. `queue_offset` is the offset of the record in the log: for a delayed
+    message, its offset in the schedule topic.
     """
 
     topic: str
@@ -59,7 +60,7 @@ OnAppended = Callable[[Appended], None]
 
 @frozen
 class ReadRequest:
-    """The messages that a consumer asks for: of one queue, from an offset on, `max_msg_nums` at most.
+    """A consumer's request for messages of one queue, from an offset on, `max_msg_nums` at most.
 
     `subscription` are tags (`a || b`, `*` for all), or with `expression_type="SQL92"` an SQL expression.
     """
@@ -74,15 +75,16 @@ class ReadRequest:
     sub_version: int = field(default=0, init=False)
     topic_created_ms: None = field(default=None, init=False)
     sys_flag: int = field(default=4, init=False)
-    """The flag PULL_SUBSCRIPTION of RocketMQ: the expression is the one above."""
+    """The flag PULL_SUBSCRIPTION of RocketMQ: the request brings its own filter expression, the field
+    above."""
 
 
 @frozen
 class ReadResult:
-    """The messages that were read, and the offset from which to go on.
+    """Messages of a read, and the offset from which the reader continues.
 
-    Without messages `next_offset` may still be further on, behind messages that did not match, or back at
-    another place when the queue does not hold the offset that was asked for.
+    Without messages `next_offset` may still be greater, behind messages that did not match, or be a valid
+    offset of the queue when the queue does not hold the requested offset.
     """
 
     messages: Sequence[StoredMessage]
@@ -92,9 +94,9 @@ class ReadResult:
 
 
 class Chooser(Protocol):
-    """A choice among the messages of a take, by the door: those that it refuses stay for other consumers.
+    """A door's choice among the messages of a take: a message that it refuses stays for other consumers.
 
-    The answer for a message changes only together with `version`.
+    The choice for a message changes only when `version` changes.
     """
 
     @property
@@ -102,19 +104,19 @@ class Chooser(Protocol):
         """The number of changes so far."""
 
     def __call__(self, message: StoredMessage) -> bool:
-        """Whether the consumer takes a message; False also leaves a message that another consumer has."""
+        """True if the consumer takes a message; False also leaves a message that another consumer has."""
 
 
 @frozen
 class TakeRequest:
-    """Single messages that a consumer takes: of a topic, or with `queue_id` of a queue of the topic.
+    """A consumer's request for single messages of a topic, or with `queue_id` of a queue of the topic.
 
     Each message belongs to its consumer for `invisible_ms`, after which it is redelivered. `subscription` and
     `expression_type` are those of a ReadRequest. `in_order`: while a message of a message group
-    (`__SHARDINGKEY`) is out, the next of that group waits, and messages of other groups do not; None: as the
-    group's settings say. A new group begins at the first message with `from_first`, else where RocketMQ's
-    consumers begin. What `subscription` refuses is finished for the group; what `chooser` refuses is not.
-    A take with `chooser` is not in order.
+    (`__SHARDINGKEY`) is in flight, the next message of that group waits, and messages of other groups do not;
+    None: the group's setting decides. A new group begins at the first message with `from_first`, otherwise at
+    the place where RocketMQ's consumers begin. A message that `subscription` refuses is finished for the
+    group; a message that `chooser` refuses stays. A take with `chooser` is not in order.
     """
 
     consumer_group: str
@@ -135,9 +137,8 @@ class TakeRequest:
 
 @frozen
 class TakenMessage:
-    """A message that a consumer has taken. `attempt` is 1 on the first delivery. `handle` names it when it is
-    acknowledged, extended or given back.
-    """
+    """A message that a consumer has taken. `attempt` is 1 on the first delivery. To acknowledge, extend or
+    give back the message, name it by `handle`."""
 
     message: StoredMessage
     handle: str
@@ -145,7 +146,8 @@ class TakenMessage:
 
 
 OnTaken = Callable[["Sequence[TakenMessage] | ResponseError"], None]
-"""Called once with the outcome of a held take. When its time is over there are no messages."""
+"""Called once with the outcome of a held take. When the time of the take is over the outcome has no
+messages."""
 
 OnHandled = Callable[[Sequence["ResponseError | None"]], None]
 """Called once with the outcome of each handle, in their order; None is success."""
@@ -182,33 +184,33 @@ class TopicView:
 
 @frozen
 class OpenTransaction:
-    """A half message whose end its producer is asked for. `transaction_id` names it to `end_transaction`."""
+    """A half message whose end the broker asks a producer for. `end_transaction` takes its
+    `transaction_id`."""
 
     message: StoredMessage
     transaction_id: str
 
 
 OnCheck = Callable[[OpenTransaction], None]
-"""Called when a producer is asked whether a transaction was committed."""
+"""Called when the broker asks a producer whether a transaction was committed."""
 
 
 @frozen
 class Question:
-    """A question of an administrator to a consumer, and the way to answer it: the stacks of its threads, or,
-    with `message`, what became of that message when the consumer consumed it now. Only the first answer
-    counts, and none after the administrator's time-out.
-    """
+    """An administrator's question to a consumer, with the function for its answer: the stacks of the
+    consumer's threads, or, with `message`, the result of consuming that message now. Only the first answer
+    counts, and none after the administrator's time-out."""
 
     answer: Callable[[str | ConsumeMessageDirectlyResult | RmqError], None]
     message: StoredMessage | None = None
 
 
 OnQuestion = Callable[[Question], None]
-"""Called with an administrator's question to a member. A ResponseError that it raises is the answer."""
+"""Called with an administrator's question to a member. A ResponseError from the call is the answer."""
 
 
 def transaction_id(appended: Appended) -> str:
-    """The text that names a half message which was stored."""
+    """The text that names a stored half message."""
     return transaction_at(appended.message_id, appended.queue_offset)
 
 
@@ -218,10 +220,12 @@ def transaction_at(message_id: str, queue_offset: int) -> str:
 
 
 OnRead = Callable[["ReadResult | ResponseError"], None]
-"""Called once with the outcome of a held read. When its time is over the result has no messages."""
+"""Called once with the outcome of a held read. When the time of the read is over the result has no
+messages."""
 
 OnCommitted = Callable[["ResponseError | None"], None]
-"""Called once when an offset is kept, as safely as the broker's settings ask, or with the refusal."""
+"""Called once: without an error when an offset is kept as safely as the broker's settings require, or with
+the refusal."""
 
 
 class DoorStream(Protocol):
@@ -241,17 +245,17 @@ class DoorStream(Protocol):
 
     @property
     def state(self) -> dict[str, Any]:
-        """Values kept with the connection, such as its account."""
+        """Values of the connection, such as its account."""
 
     @property
     def is_closed(self) -> bool:
-        """Whether the connection has ended: nothing that is written is sent."""
+        """True if the connection has ended: further written bytes are dropped."""
 
     async def receive(self, most: int = 65_536) -> bytes:
         """At least one byte, at most `most`; none at the end.
 
         A peer that does not take its answers is not read from. Raises BrokenResourceError when the peer or
-        the network is gone. Cancelled: nothing is lost.
+        the network fails. Cancelled: no bytes are lost.
         """
 
     async def receive_exactly(self, count: int) -> bytes:
@@ -260,38 +264,41 @@ class DoorStream(Protocol):
     async def receive_until(self, separator: bytes, most: int) -> bytes | None:
         """The bytes up to `separator`, which is left out; None at the end of the stream.
 
-        Raises RemoteProtocolError when it does not come within `most` bytes, or the peer ends in the middle;
-        else as `receive`.
+        Raises RemoteProtocolError when the separator does not come within `most` bytes, or the stream ends
+        before it; else as `receive`.
         """
 
     def write(self, data: bytes) -> None:
-        """Send bytes, soon. Dropped when the connection has ended. Past 64 MiB unsent it is closed."""
+        """Send bytes, soon. A closed connection drops the bytes; more than 64 MiB of unsent bytes close the
+        connection."""
 
     def send(self, data: bytes) -> None:
-        """As `write`, but at once as far as the peer takes them: for a door that has gathered its bytes."""
+        """Send bytes at once, as many as the peer takes; the rest as by `write`. For a door that has gathered
+        its bytes."""
 
     @property
     def is_busy(self) -> bool:
-        """Whether much waits to be sent: `drain` would wait."""
+        """True if many bytes wait to be sent, so that `drain` would wait."""
 
     async def drain(self) -> None:
-        """Return when little waits to be sent, or the connection has ended."""
+        """Wait until few bytes wait to be sent, or the connection has ended."""
 
     def hold(self, count: int, since: float | None = None) -> None:
-        """Count so many bytes of the peer, which the door keeps, in the broker's memory budget; the count
-        holds until the next call.
+        """Count bytes of the peer that the door keeps in the broker's memory budget; the count holds until
+        the next call.
 
-        `since` is the time of the event loop (s) from which on the peer has owed the rest of them: of a
-        request, or the room for an answer; infinite where it owes nothing. Without it: the time since which
-        the door has held any. When memory is tight, peers that owe for longest are cut off first.
+        `since` is the time of the event loop (s) from which on the peer has owed the rest of a request, or
+        the room for an answer; infinite if the peer owes nothing. Without `since`: the time since which the
+        door has held any bytes. When memory is tight, the broker first cuts off the peers that have owed for
+        the longest time.
         """
 
     def close(self, reason: str = "closed by this side") -> None:
-        """End the connection soon: bytes that were written are sent if the peer still reads."""
+        """End the connection soon: written bytes are still sent if the peer reads."""
 
 
 class DoorHost(Protocol):
-    """The broker, as one peer of a door may use it."""
+    """The broker, with the rights of one peer of a door."""
 
     @property
     def config(self) -> Any:
@@ -302,23 +309,26 @@ class DoorHost(Protocol):
 
     @property
     def has_accounts(self) -> bool:
-        """Whether logins are checked: a peer without an account may do little then."""
+        """True if logins are checked: a peer without an account is then allowed little."""
 
     def authenticate(self, user: str, secret: str, *, signed: bytes | None = None) -> None:
-        """Have the connection work for an account.
+        """Let the connection work for an account.
 
         `secret` is the account's secret; or, where `signed` is given, the Base64 of HMAC-SHA1 of those bytes
-        under it. Raises AccessDenied when it is wrong; where a broker has no access control all are let in.
+        under the secret. Raises AccessDenied for a wrong secret; a broker without access control accepts
+        every login.
         """
 
     def authenticate_certificate(self) -> str:
-        """Have the connection work for the account that the peer's certificate names by its common name;
-        returns the name. Raises AccessDenied without a certificate, and when there is no such account; where
-        a broker has no access control all with a certificate are let in.
+        """Let the connection work for the account that the peer's certificate names by its common name;
+        returns the name.
+
+        Raises AccessDenied without a certificate, and when no such account exists; a broker without access
+        control accepts every certificate.
         """
 
     def may(self, action: str, name: str) -> bool:
-        """Whether the peer may do one of `ACTIONS`, to a topic or as a group."""
+        """True if the peer may do one of `ACTIONS`, to a topic or as a group."""
 
     @property
     def holders(self) -> Holders:
@@ -327,16 +337,14 @@ class DoorHost(Protocol):
 
     def leader(self) -> str | None:
         """The address for clients of the master that takes messages in place of this broker, a slave; empty
-        when it is not known; None when this broker takes messages itself.
-        """
+        when the master is not known; None when this broker takes messages itself."""
 
     def topic(self, name: str) -> TopicView | None:
-        """The facts about a topic of this broker; None when there is no such topic."""
+        """The facts about a topic of this broker; None when the topic does not exist."""
 
     def make_topic(self, name: str) -> TopicView:
-        """The facts about a topic; where there is none it is made, if a first message would make it. Raises
-        AccessDenied, ResponseError.
-        """
+        """The facts about a topic; a missing topic is created if a first message would create it. Raises
+        AccessDenied, ResponseError."""
 
     def append(
         self,
@@ -347,56 +355,56 @@ class DoorHost(Protocol):
         holds: bool = False,
     ) -> None:
         """Store a message, by the rules of a send. Messages of one round of the loop are written at once.
-        Without `queue_id` its topic's queues take turns.
+        Without `queue_id` the topic's queues take turns.
 
-        With the properties of a half message (`TRAN_MSG`, `PGROUP`) it is one: `transaction_id` of the
-        outcome names it, and a producer that has joined by `produce` may be asked for its end.
+        With the properties of a half message (`TRAN_MSG`, `PGROUP`) the message is a half message:
+        `transaction_id` of the outcome names it, and the broker may ask a producer that has joined by
+        `produce` for its end.
 
-        `on_done` is called with the outcome when the message is as safe as the broker's settings ask.
-        With `holds` a message of an account over its quota is stored when its time has come, within 2 s,
-        and may be refused then, to `on_done`; without, and for a longer wait, it is refused at once
-        (SYSTEM_BUSY, whose `wait_seconds` is the time).
+        `on_done` is called with the outcome when the message is as safe as the broker's settings require.
+        With `holds` a message of an account over its quota is stored when its time has come, within 2 s, and
+        may be refused at that time, to `on_done`; without `holds`, and for a longer wait, the message is
+        refused at once (SYSTEM_BUSY, whose `wait_seconds` is the time).
 
         Raises AccessDenied, ResponseError for a refusal (too long, no such topic, the broker is busy or
-        stops), InvalidMessage, and StoreError; `on_done` is not called then.
+        stops), InvalidMessage, and StoreError; `on_done` is not called after an error.
         """
 
     def read(self, request: ReadRequest) -> ReadResult:
         """Read messages now. Raises AccessDenied, ResponseError."""
 
     def hold(self, request: ReadRequest, on_result: OnRead, seconds: float) -> None:
-        """Read messages as soon as there are any; after `seconds` (maxSuspendTimeMills at most) the result
-        is empty. Never calls `on_result` before it returns, nor after the connection has ended.
+        """Read messages as soon as there are any; after `seconds` (maxSuspendTimeMills at most) the result is
+        empty. Never calls `on_result` before the function returns, nor after the connection has ended.
 
         Raises AccessDenied, ResponseError for a refusal, or when too many reads wait.
         """
 
     def take(self, request: TakeRequest) -> list[TakenMessage]:
-        """Take messages now. They come again when their time ends, or the connection. Raises AccessDenied,
-        ResponseError.
-        """
+        """Take messages now. A message is redelivered when its lease or the connection ends. Raises
+        AccessDenied, ResponseError."""
 
     def hold_take(self, request: TakeRequest, on_taken: OnTaken, seconds: float) -> Callable[[], None]:
-        """Take messages as soon as there are any: new ones, or such that come again; none after `seconds`
-        (maxSuspendTimeMills at most). Never calls `on_taken` before it returns, nor after the connection has
-        ended. Returns a function that ends the wait without a call.
+        """Take messages as soon as there are any, new or redelivered; none after `seconds`
+        (maxSuspendTimeMills at most). Never calls `on_taken` before the function returns, nor after the
+        connection has ended. Returns a function that ends the wait without a call.
 
         Raises AccessDenied, ResponseError for a refusal, or when too many takes wait.
         """
 
     def acknowledge(self, group: str, topic: str, handles: Sequence[str], on_done: OnHandled) -> None:
-        """Have messages never come again. `on_done` is called when that is as safe as the broker's settings
-        ask; at once, before this returns, where nothing has to be written.
+        """Acknowledge messages: no consumer of the group gets them again. `on_done` is called when the
+        acknowledgement is as safe as the broker's settings require; at once, before the function returns,
+        where nothing has to be written.
 
         An outcome with the code NO_MESSAGE: the lease has ended, or another consumer has the message; with
-        MESSAGE_ILLEGAL: it is no handle. A second acknowledgement is a success. Raises AccessDenied,
+        MESSAGE_ILLEGAL: the text is no handle. A second acknowledgement is a success. Raises AccessDenied,
         ResponseError.
         """
 
     def extend(self, group: str, topic: str, handle: str, invisible_ms: int) -> str:
-        """Have a message come again `invisible_ms` after now, not before. Returns the new handle; the old one
-        acknowledges as well. Raises AccessDenied, ResponseError.
-        """
+        """Renew the lease of a message: redeliver it `invisible_ms` after now, not before. Returns the new
+        handle; the old handle acknowledges as well. Raises AccessDenied, ResponseError."""
 
     def nack(
         self,
@@ -408,48 +416,44 @@ class DoorHost(Protocol):
         counts: bool = True,
     ) -> list[ResponseError | None]:
         """Nack messages: redeliver them after `after_ms`; None: by the retry policy of the group. The attempt
-        counts: after the last one the message becomes a dead letter. Without `counts` it was no attempt: no
-        application has seen the message. Returns the outcome of each handle. Raises AccessDenied,
-        ResponseError.
-        """
+        counts: after the last attempt the message becomes a dead letter. Without `counts` the delivery is no
+        attempt, because no application has seen the message. Returns the outcome of each handle. Raises
+        AccessDenied, ResponseError."""
 
     def dead_letter(self, group: str, topic: str, handles: Sequence[str], on_done: OnHandled) -> None:
-        """Have messages become dead letters of the group now. `on_done` as for `acknowledge`. Raises
-        AccessDenied, ResponseError, StoreError.
-        """
+        """Make messages dead letters of the group now. `on_done` as for `acknowledge`. Raises AccessDenied,
+        ResponseError, StoreError."""
 
     def browse(
         self, group: str, topic: str, queue_id: int, offset: int, most: int = 32
     ) -> tuple[list[StoredMessage], int]:
         """Look at messages of a queue from an offset on, `most` at most, and take none. Returns the messages
-        that the group has not finished, and the offset to go on from. Raises AccessDenied, ResponseError.
-        """
+        that the group has not finished, and the offset for the next call. Raises AccessDenied,
+        ResponseError."""
 
     def topics_of_group(self, group: str) -> list[str]:
         """The topics of which a group has offsets. Raises AccessDenied."""
 
     def end_group(self, group: str, on_done: OnCommitted | None = None) -> None:
-        """Delete a group and its offsets, now. `on_done` is called when that is saved, or with the refusal.
-        Raises AccessDenied.
-        """
+        """Delete a group and its offsets, now. `on_done` is called when the deletion is saved, or with the
+        refusal. Raises AccessDenied."""
 
     def delivery_settings(self, group: str) -> DeliverySettings:
-        """How messages are delivered to a group that takes them one by one. Raises AccessDenied."""
+        """The settings of per-message delivery of a group. Raises AccessDenied."""
 
     def queues(self, topic: str) -> int:
-        """The number of queues of a topic that are read; 0 when there is no such topic."""
+        """The number of queues of a topic that are read; 0 when the topic does not exist."""
 
     def bounds(self, topic: str, queue_id: int) -> tuple[int, int]:
-        """The offset of the first message of a queue, and the one behind its last."""
+        """The offset of the first message of a queue, and the offset behind its last message."""
 
     def position(self, group: str, topic: str, queue_id: int) -> int:
-        """The committed offset of a group in a queue; -1 without one. Raises AccessDenied."""
+        """The committed offset of a group in a queue; -1 without a committed offset. Raises AccessDenied."""
 
     def commit(
         self, group: str, topic: str, queue_id: int, offset: int, on_done: OnCommitted | None = None
     ) -> None:
-        """Keep the offset from which a group goes on. Raises AccessDenied; any other refusal goes to
-        `on_done`."""
+        """Keep the consumer offset of a group. Raises AccessDenied; `on_done` gets any other refusal."""
 
     def join(
         self,
@@ -459,8 +463,8 @@ class DoorHost(Protocol):
         on_change: Callable[[str], None] = lambda group: None,
         on_question: OnQuestion | None = None,
     ) -> None:
-        """Become a member of a group: topic -> expression of tags. Lag, `rmq group members` and the other
-        members know it then, until `leave` or the end of the connection.
+        """Become a member of a group: topic -> expression of tags. Until `leave`, or the end of the
+        connection, the member counts for lag, `rmq group members` and the other members.
 
         `on_change(group)` is called when the members have changed, so that `share` gives other queues.
         `on_question` is called with the questions of administrators; without it the member has no stacks and
@@ -476,7 +480,7 @@ class DoorHost(Protocol):
         """
 
     def leave(self, group: str) -> None:
-        """Be no member any more."""
+        """Leave a group."""
 
     def another_client(self) -> DoorHost:
         """The host for another client of the same connection, where the peer's protocol lets several share
@@ -486,15 +490,14 @@ class DoorHost(Protocol):
         """
 
     def end_client(self) -> None:
-        """Forget all that is kept for a client that `another_client` made: its messages are given back."""
+        """Forget the state of a client that `another_client` made: its messages are given back."""
 
     def produce(self, group: str, client_id: str, on_check: OnCheck = lambda transaction: None) -> None:
-        """Be a producer of a group, until the end of the connection: `on_check` is called with a half
-        message of it whose end is not known. Raises ResponseError.
-        """
+        """Become a producer of a group, until the end of the connection: `on_check` is called with a half
+        message of the group whose end is not known. Raises ResponseError."""
 
     def stop_producing(self, group: str) -> None:
-        """Be no producer of a group any more."""
+        """Stop being a producer of a group."""
 
     def end_transaction(
         self,
@@ -504,10 +507,9 @@ class DoorHost(Protocol):
         commits: bool | None,
         on_done: OnCommitted | None = None,
     ) -> None:
-        """Commit or roll back a half message of a producer group; None: it is not decided yet. `message_id`
-        is its unique key. `on_done` is called when that is as safe as the broker's settings ask. Raises
-        AccessDenied, ResponseError.
-        """
+        """Commit or roll back a half message of a producer group; None: the producer has not decided.
+        `message_id` is its unique key. `on_done` is called when the decision is as safe as the broker's
+        settings require. Raises AccessDenied, ResponseError."""
 
     def commit_transactions(
         self,
@@ -517,35 +519,31 @@ class DoorHost(Protocol):
         on_done: OnCommitted,
     ) -> None:
         """Commit half messages of a producer group, each as (transaction id, unique key), and acknowledge
-        messages, as (group, topic, handles): all or nothing, also when the broker is killed meanwhile.
+        messages, as (group, topic, handles): all or nothing, even if the broker is killed during the call.
 
-        `on_done` is called when that is as safe as the broker's settings ask. Its error says that nothing of
-        it holds; with the code FLUSH_DISK_TIMEOUT,
-        FLUSH_SLAVE_TIMEOUT or SLAVE_NOT_AVAILABLE all of it holds, but may be lost with this broker. Raises
-        AccessDenied, ResponseError, StoreError: then nothing of it holds.
+        `on_done` is called when all of it is as safe as the broker's settings require. With an error nothing
+        of it holds; but with the code FLUSH_DISK_TIMEOUT, FLUSH_SLAVE_TIMEOUT or SLAVE_NOT_AVAILABLE all of
+        it holds, and may be lost with this broker. Raises AccessDenied, ResponseError, StoreError: nothing of
+        it holds.
         """
 
     def recall(self, topic: str, handle: str, on_done: OnAppended) -> str:
-        """Take back a message that waits for its time, by the handle that its producer has; returns its
-        unique key. Raises AccessDenied, ResponseError, StoreError.
-        """
+        """Take back a message that waits for its time, by the producer's recall handle; returns its unique
+        key. Raises AccessDenied, ResponseError, StoreError."""
 
     def defer(self, seconds: float, call: Callable[[], None]) -> Callable[[], None]:
-        """Have `call` called after `seconds`; returns a function that prevents it. It is not called after the
-        connection has ended. Raises ResponseError when too many wait.
-        """
+        """Call `call` after `seconds`; returns a function that prevents the call. No call is made after the
+        connection has ended. Raises ResponseError when too many calls wait."""
 
     def turn(self, work: Callable[[], None]) -> None:
-        """Do the work of bytes that have come. Where no other connection is at work, the messages that it
-        stores and acknowledges are written before this returns, and outcomes are reported: that saves a round
-        of the event loop.
-        """
+        """Handle the bytes that have come. If no other connection is at work, the messages that the work
+        stores and acknowledges are written, and their outcomes reported, before the function returns: that
+        saves a round of the event loop."""
 
     def soon(self, call: Callable[[], None]) -> None:
-        """Have `call` called once at the end of this round of the loop, after all outcomes that the broker
-        reports in it, however often it is given: for bytes that are to leave together. It is not called after
-        the connection has ended.
-        """
+        """Call `call` once at the end of this round of the loop, after all outcomes that the broker reports
+        in the round, however often the function is given: for bytes that should leave together. No call is
+        made after the connection has ended."""
 
 
 Serve = Callable[[DoorStream, DoorHost], Awaitable[None]]
@@ -560,11 +558,11 @@ class Door:
     connections to the port for clients go to this door; not 0x00, 0x16 or `GET `, which are RocketMQ's, TLS
     and WebSocket. Peers must speak first.
 
-    `serve` returns when the connection is to end. `goodbye` gives the last bytes for a peer when the broker
-    stops, after all of its responses. `connections` bounds the connections of its own port. With `websocket`
-    WebSocket upgrades are taken, too, and one of the `subprotocols` is agreed on: on its own port, and with
-    `first_bytes` on the port for clients. A connection on which
-    no byte moves for `idle_seconds` is closed; None: after serverChannelMaxIdleTimeSeconds.
+    `serve` returns to end the connection. `goodbye` gives the last bytes for a peer when the broker stops,
+    after all of its responses. `connections` bounds the connections of its own port. With `websocket` the
+    door also accepts WebSocket upgrades, with one of the `subprotocols`: on its own port, and with
+    `first_bytes` on the port for clients. The server closes a connection on which no byte moves for
+    `idle_seconds` (None: serverChannelMaxIdleTimeSeconds).
     """
 
     name: str
@@ -578,7 +576,7 @@ class Door:
     idle_seconds: float | None = None
 
     def fault(self) -> str:
-        """The reason for which a server cannot open the door; empty without one."""
+        """The reason why a server cannot open the door; empty without one."""
         if not self.name.isidentifier():
             return f"has a door named {self.name!r}; its name must be a word"
         if self.port is None and not self.first_bytes:
@@ -593,7 +591,8 @@ class Door:
 
 
 def check_doors(doors: Sequence[tuple[str, Door]]) -> tuple[str, str] | None:
-    """The plug-in and the reason for which these doors, with their plug-ins, cannot be opened together."""
+    """The first plug-in with a door that cannot be opened beside the others, and the reason; None without
+    one."""
     names: set[str] = {"clients", "slaves"}
     taken: list[bytes] = []
     for plugin, door in doors:

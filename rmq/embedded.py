@@ -4,7 +4,7 @@
         async with rmq.connect(system.namesrv_address) as client:
             ...
 
-Both listen on loopback, on free ports unless told otherwise. What they keep lies under the one folder. On
+Both listen on loopback, on free ports unless the caller names ports. Their files are in one folder. On
 asyncio WebSocket clients are refused.
 """
 
@@ -38,8 +38,8 @@ from rmq.store.config import StoreConfig
 
 REQUEST_SECONDS = 5.0
 
-# Files that suit a laptop: RocketMQ's own sizes show as 1 GiB and 400 MB each, though sparse. And SQL
-# filters, which RocketMQ has off.
+# Small files, for a laptop: RocketMQ's own sizes show as 1 GiB and 400 MB each, though sparse. SQL
+# filters are on; RocketMQ has them off.
 SETTINGS: Mapping[str, str] = {
     "brokerName": "embedded",
     "haEnable": "false",
@@ -53,8 +53,8 @@ SETTINGS: Mapping[str, str] = {
 
 @frozen
 class System:
-    """A running pair: where clients connect and where the files lie. `also` are the other listeners of the
-    broker and their addresses, such as those of plug-ins' protocols."""
+    """A running pair: the address for clients, and the folder of the files. `also` are the other listeners of
+    the broker and their addresses, such as those of plug-ins' protocols."""
 
     namesrv_address: str
     broker_address: str
@@ -63,7 +63,7 @@ class System:
     also: Mapping[str, str] = field(factory=dict)
 
     async def create_topic(self, topic: str, queues: int) -> None:
-        """Make a topic, or change its number of queues. Raises InvalidName, ResponseError."""
+        """Create a topic, or change its number of queues. Raises InvalidName, ResponseError."""
         validate_topic(topic)
         header = CreateTopicRequestHeader(
             topic, AUTO_CREATE_TOPIC, queues, queues, PERM_READ | PERM_WRITE, "SINGLE_TAG"
@@ -88,11 +88,11 @@ async def open(
 ) -> AsyncIterator[System]:
     """Run the pair for the length of the block; it is registered and answers when the block begins.
 
-    `settings` are broker.conf keys over `SETTINGS`, `plugin_settings` those that only plug-ins know (they see
-    both); `tls` is the broker's. Raises PortInUse, StoreLocked, ConfigError. Leaving the
-    block, also by an error or by cancellation, stops the broker cleanly (its files are flushed and closed)
-    and then the name server; the block's own error is raised unwrapped. On asyncio a task may open the block
-    and another task close it, as fixtures and notebooks do.
+    `settings` are broker.conf keys over `SETTINGS`, `plugin_settings` those that only plug-ins know (plug-ins
+    see both); `tls` is the broker's. Raises PortInUse, StoreLocked, ConfigError. Leaving the block, also by
+    an error or by cancellation, stops the broker cleanly (its files are flushed and closed) and then the name
+    server; the block's own error is raised unwrapped. On asyncio a task may open the block and another task
+    close it, as fixtures and notebooks do.
     """
     engine.check()
     folder = pathlib.Path(data_dir).resolve()

@@ -1,9 +1,9 @@
 """Every exception of rmq, and the mapping from response codes to them.
 
-The tree follows who can do something about it: the caller (`ConfigError`, `InvalidName`), the network
+The tree follows the side that can remove the cause: the caller (`ConfigError`, `InvalidName`), the network
 (`ConnectFailed`, `ConnectionLost`, `RequestTimeout`), the peer (`ResponseError` and its kinds), the disk
-(`StoreError`). Each class says by `retriable` whether the same request may succeed elsewhere or later, and by
-`hint` what to do.
+(`StoreError`). Each class has `retriable`, which is true if the same request may succeed elsewhere or later,
+and `hint`, the remedy.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ def check_callable(
     argument: str, value: object, expected: str, *, takes: int | None = 1, is_awaited: bool = True
 ) -> None:
     """Raises InvalidType unless `value` can be called, with so many arguments; None: with any. A generator
-    function is refused, because a call runs nothing of it, and so is an async function whose result nobody
-    awaits (`is_awaited`)."""
+    function is refused, because a call runs nothing of it; with `is_awaited` false an async function is
+    refused, because nothing awaits its result."""
     if not callable(value):
         raise InvalidType(argument, value, expected)
     from inspect import isasyncgenfunction, iscoroutinefunction, isgeneratorfunction, signature
@@ -76,7 +76,7 @@ def check_callable(
         return
     try:
         form = signature(value)
-    except ValueError:  # of some functions in C nobody knows
+    except ValueError:  # the arguments of some functions in C are not known
         return
     try:
         form.bind(*[None] * takes)
@@ -100,20 +100,21 @@ class InvalidName(RmqError, ValueError):
 
 
 class LocalProtocolError(RmqError):
-    """What is to be sent breaks the protocol: a wrong argument of the caller, or a bug in rmq."""
+    """A message or an argument of the local side breaks the protocol: a wrong argument of the caller, or a
+    bug in rmq."""
 
     hint = "correct the call: the error says what it lacks"
 
 
 class RemoteProtocolError(RmqError):
-    """What the other side sent breaks the protocol: its connection ends."""
+    """Bytes of the other side break the protocol: the connection ends."""
 
     hint = "check that a RocketMQ server listens there, and that both sides agree on TLS"
 
 
 class ConnectFailed(RmqError, ConnectionError):
-    """No connection to `address` could be made; `cause` says at which stage and why. `was_open` says that the
-    peer has ended a connection before the request was written."""
+    """No connection to `address` could be made; `cause` has the stage and the reason. With `was_open` the
+    peer ended an open connection before the request was written."""
 
     retriable = True
     hint = "check that the server runs, and that the address it registered is reachable from here"
@@ -127,8 +128,8 @@ class ConnectFailed(RmqError, ConnectionError):
 class ConnectionLost(RmqError, ConnectionError):
     """The connection to `address` ended while a caller waited for it.
 
-    With `was_sent` the request may have been carried out; without, the connection ended before the request
-    was written.
+    With `was_sent` the server may have carried the request out; without it, the connection ended before the
+    request was written.
     """
 
     retriable = True
@@ -143,17 +144,18 @@ class ConnectionLost(RmqError, ConnectionError):
 
 
 MUTE: Final = ", and never said anything: is it a server of RocketMQ?"
-"""What is added to an error of a peer that was never heard."""
+"""End of the error text for a peer that has never sent a byte."""
 
 
 class RequestTimeout(RmqError, TimeoutError):
-    """`address` did not answer request `code` within `seconds`. It may have been carried out."""
+    """`address` did not answer request `code` within `seconds`. The server may have carried the request
+    out."""
 
     retriable = True
     hint = "try again or wait longer; the request may have been carried out"
 
     def __init__(self, address: str, code: int, seconds: float, *, is_mute: bool = False) -> None:
-        """`is_mute`: nothing was ever heard from there."""
+        """`is_mute`: the peer has never sent a byte."""
         text = f"{address} did not answer request {code} within {seconds:g} s"
         super().__init__(text + MUTE if is_mute else text)
         self.address, self.code, self.seconds = address, code, seconds
@@ -161,11 +163,11 @@ class RequestTimeout(RmqError, TimeoutError):
 
 
 NETWORK_ERRORS = (ConnectFailed, ConnectionLost, RequestTimeout)
-"""What says nothing about the request itself: another server may answer it."""
+"""Errors of the network, which say nothing about the request itself: another server may answer it."""
 
 
 class WindowFull(RmqError, TimeoutError):
-    """A send found no room among the `size` that may be on their way to `broker`, for `seconds`. Nothing was
+    """A send found no room within `seconds`: `size` sends to `broker` are in flight. The message was not
     sent."""
 
     retriable = True
@@ -190,7 +192,7 @@ class ReplyTimeout(RequestTimeout):
 
 
 class PortInUse(RmqError, OSError):
-    """Another process listens on `address`; `setting` says which of ours asks for it, where that is clear."""
+    """Another process listens on `address`; `setting` is the setting with that address, where it is known."""
 
     hint = "see which process listens there, for example with ss -ltnp"
 
@@ -202,7 +204,7 @@ class PortInUse(RmqError, OSError):
 
 
 class ResponseError(RmqError):
-    """The other side refused a request: `code` and `remark` are its words, `address` tells who."""
+    """The other side refused a request: `code` and `remark` are its response, `address` its address."""
 
     code: int = 1
     hint = "read the remark: it is the server's own reason"
@@ -232,7 +234,7 @@ _HINTS = {
     211: "read the remark; only an administrator may change the white addresses",
     215: "slow down: the broker limits how fast this client may ask",
 }
-"""For the codes that have no class of their own."""
+"""The class for response codes without a class of their own."""
 
 
 class SystemFailure(ResponseError):
@@ -246,14 +248,15 @@ _WAIT: Final = re.compile(r"retry in ([0-9]{1,9}) ms")
 
 
 class SystemBusy(ResponseError):
-    """The broker refuses for now: it is overloaded, or the account is over its quota."""
+    """The broker refuses the request for now: it is overloaded, or the account is over its quota."""
 
     code, retriable = 2, True
     hint = "slow down or add brokers; the remark has the numbers"
 
     @property
     def wait_seconds(self) -> float:
-        """Seconds to wait, as the broker says to an account over its quota; 0 where it says nothing."""
+        """Seconds to wait, from the response to an account over its quota; 0 without a number in the
+        response."""
         found = _WAIT.search(self.remark or "")
         return 0.0 if found is None else int(found[1]) / 1000
 
@@ -266,35 +269,36 @@ class RequestCodeNotSupported(ResponseError):
 
 
 class FlushDiskTimeout(ResponseError):
-    """Stored, but not on disk in time. As an answer to a send it is a status, not an error."""
+    """Stored, but not on disk in time. In the response to a send this is a status, not an error."""
 
     code = 10
     hint = "the message is stored; if this repeats, the disk is slow: see syncFlushTimeout"
 
 
 class SlaveNotAvailable(ResponseError):
-    """Stored, but no slave is available for a copy. As an answer to a send this is a status."""
+    """Stored, but no slave is available for a copy. In the response to a send this is a status, not an
+    error."""
 
     code = 11
     hint = "the message is stored; start a slave, or let the master be an ASYNC_MASTER"
 
 
 class FlushSlaveTimeout(ResponseError):
-    """Stored, but not on a slave in time. As an answer to a send it is a status."""
+    """Stored, but not on a slave in time. In the response to a send this is a status, not an error."""
 
     code = 12
     hint = "the message is stored; if this repeats, the slave or the network to it is slow"
 
 
 class MessageIllegal(ResponseError):
-    """The broker does not take this message: its size, properties or topic name."""
+    """The broker refuses this message: its size, properties or topic name."""
 
     code = 13
     hint = "correct the message as the remark says"
 
 
 class InvalidMessage(MessageIllegal, ValueError):
-    """A message, or a batch, that cannot be sent: the remark names the field, its value and the allowed
+    """A message, or a batch, that breaks a rule: the remark names the field, its value and the allowed
     values. Raised before anything is sent."""
 
     hint = "correct the message"
@@ -336,21 +340,21 @@ class PullNotFound(ResponseError):
 
 
 class PullRetryImmediately(ResponseError):
-    """Nothing matched in the part that was looked at; go on from the offset in the answer."""
+    """No message matched in the part that was searched; continue from the offset in the response."""
 
     code = 20
     hint = "go on from the offset in the answer"
 
 
 class PullOffsetMoved(ResponseError):
-    """The offset is outside of the queue; the answer names a valid offset."""
+    """The offset is outside of the queue; the response names a valid offset."""
 
     code = 21
     hint = "go on from the offset in the answer"
 
 
 class QueryNotFound(ResponseError):
-    """Nothing is stored for that question."""
+    """No message is stored for this query."""
 
     code = 22
     hint = "check the key, the id and the time; old messages are deleted after fileReservedTime"
@@ -364,7 +368,7 @@ class SubscriptionParseFailed(ResponseError):
 
 
 class SubscriptionNotExist(ResponseError):
-    """The group has no subscription to this topic at the broker (yet)."""
+    """The broker has no subscription of the group to this topic (yet)."""
 
     code = 24
     hint = "let all members of the group subscribe to the same; a new one waits for its heartbeat"
@@ -416,7 +420,7 @@ class AccessDenied(NoPermission):
 
 
 class AskerGone(SystemFailure):
-    """Nobody waits for this reply any more: the client that asked is gone, or its time has passed."""
+    """No client waits for this reply: the client that asked has disconnected, or its time-out has passed."""
 
     retriable = False
     hint = "drop the request: whoever asked does not wait for the reply any more"
@@ -433,12 +437,12 @@ _REMARKS = (
     ),
     (re.compile(r"push reply message\b.*\b(fail|not found)"), (SystemFailure.code,), AskerGone),
 )
-"""For what brokers have no codes, Java's neither, the text tells. RocketMQ's own broker refuses an account
-with code 1, ours and 5.x's with 16."""
+"""Errors that have no response code, in RocketMQ neither: the text tells them apart. RocketMQ's own broker
+refuses an account with code 1; rmq and RocketMQ 5.x use 16."""
 
 
 def for_code(code: int, remark: str | None = None, address: str = "") -> ResponseError:
-    """The exception for a response code; codes without a class of their own give a plain ResponseError."""
+    """The exception for a response code; a code without a class of its own gives a plain ResponseError."""
     kind = _KINDS.get(code, ResponseError)
     if remark and code in (NoPermission.code, SystemFailure.code):
         kind = next((one for text, codes, one in _REMARKS if code in codes and text.search(remark)), kind)
@@ -446,7 +450,7 @@ def for_code(code: int, remark: str | None = None, address: str = "") -> Respons
 
 
 class NoRoute(RmqError):
-    """No name server knows a broker for `topic`; `refused`: or no name server answers this account."""
+    """No name server knows a broker for `topic`; with `refused`, no name server accepts this account."""
 
     retriable = True
     hint = "create the topic, or check that a broker is registered at the name servers"
@@ -478,7 +482,7 @@ class Unreachable(NoRoute, ConnectionError):
 
 
 class NotNameServers(NoRoute):
-    """What answers at these addresses does not know requests for routes: brokers, most likely."""
+    """The servers at these addresses do not know requests for routes: they are brokers, most likely."""
 
     retriable = False
 
@@ -505,15 +509,15 @@ class NotReady(RmqError):
 
 
 class InvalidBody(RmqError, ValueError):
-    """The body of a message is none of the model of an app's handler, and the consumer ends by that: see
-    `App.consumer`. The message is delivered again."""
+    """The body of a message does not fit the model of an app's handler, and the consumer ends: see
+    `App.consumer`. The message is redelivered."""
 
     hint = "correct the model, or the topic; `rmq msg` shows the message"
 
 
 class StrayCancellation(RmqError):
-    """A cancellation that was not aimed at the task in which it was raised, such as that of a task or a
-    future that the handler awaited and another task cancelled. Its `__cause__` is the cancellation."""
+    """A cancellation that was not aimed at the task in which it was raised: for example, the handler awaited
+    a task or a future that another task cancelled. Its `__cause__` is the cancellation."""
 
     hint = "catch the cancellation where the other task or future is awaited, or shield what is awaited"
 
@@ -523,8 +527,8 @@ class StrayCancellation(RmqError):
 
 class SendFailed(RmqError):
     """No broker took the message: `attempts` holds (broker, error, seconds); the last error is the cause.
-    Equal attempts at the same broker are listed once: `counts` has their numbers, and the seconds are those
-    of the last."""
+    Equal attempts at the same broker are listed once: `counts` has their numbers, and `seconds` is the last
+    one's."""
 
     retriable = True
     hint = "see the attempts: the last one's hint counts"
@@ -550,7 +554,7 @@ class SendFailed(RmqError):
 
 
 class StoreError(RmqError):
-    """The store cannot do what was asked."""
+    """The store cannot do the requested work."""
 
     hint = "look at the broker's log and disk; rmq store check looks into the store's folder"
 
@@ -566,7 +570,7 @@ class CorruptRecord(StoreError):
 
 
 class LaterFormat(StoreError):
-    """A file was written by a later version of rmq, in a format that this one cannot read."""
+    """A file was written by a later version of rmq, in a format that this version cannot read."""
 
     hint = "start the version that wrote it, or a later one; the file is left as it is"
 
@@ -582,7 +586,7 @@ class DiskFull(StoreError):
 
 
 class OffsetOutOfRange(StoreError):
-    """An offset outside what the store holds."""
+    """An offset outside of the store's range."""
 
     hint = "read between the queue's minimum and maximum offset"
 
@@ -600,7 +604,7 @@ class StoreLocked(StoreError):
 
 
 class StoreCopied(StoreLocked):
-    """Another broker, at `address`, has registered with what stands in the folder `path` of ours."""
+    """Another broker, at `address`, has registered with the identity that our folder `path` holds."""
 
     hint = "two folders are copies of one: each replica needs a folder of its own"
 

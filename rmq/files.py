@@ -62,7 +62,8 @@ def replace_file(
 
 
 def sync_folder(folder: str | os.PathLike[str]) -> None:
-    """Sync which names a folder has; one that another thread removed is passed over. Raises OSError."""
+    """Sync the names that a folder has; a folder that another thread removed is passed over. Raises
+    OSError."""
     if sys.platform == "win32":
         return
     try:
@@ -96,7 +97,7 @@ def _save_settings(path: Path, changes: Mapping[str, str]) -> None:
 
 def with_changes(text: str, changes: Mapping[str, str]) -> str:
     """Properties text with `changes`, by RocketMQ's keys; other lines, comments and order stay. A setting
-    under our name, or repeated, is then in the text only once."""
+    that the text has under the field's name, or repeatedly, is in the result only once."""
     left = dict(changes)
     known = {name: key for key in changes for name in spellings(key)}
     lines = []

@@ -3,9 +3,9 @@
 The calls of a door run on this interface, which has two implementations: a broker's own
 (`rmq.broker.door_gateway`), and a cluster's behind a proxy (`rmq.proxy.gateway`).
 
-No function blocks. Each reports its outcome to a function that it is given, once, in the event loop, and
-perhaps before it returns; never after the client has ended. AccessDenied is raised at once, for whatever the
-client's account may not do.
+No function blocks. Each reports its outcome to the given function, once, in the event loop, and perhaps
+before it returns; never after the client has ended. AccessDenied is raised at once for a call that the
+client's account is not allowed.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class TopicAtBroker:
 
 @frozen
 class Sent:
-    """Outcome of a send. `error` is None when the message is as safe as the settings ask; with an error and
-    `is_stored` the message is stored, but its safety is not known.
+    """Outcome of a send. `error` is None when the message is as safe as the settings require; with an error
+    and `is_stored` the message is stored, but its safety is not known.
 
     `transaction_id` names a half message, `recall_handle` a message that waits for its time.
     """
@@ -54,39 +54,39 @@ class Sent:
 
 
 OnTopic = Callable[["Sequence[TopicAtBroker] | Exception"], None]
-"""Called with the parts of a topic, at least one, or with the reason why there is none."""
+"""Called with the parts of a topic, at least one, or with the reason for having none."""
 OnSettings = Callable[["DeliverySettings | Exception"], None]
 OnSent = Callable[[Sent], None]
 OnEnded = Callable[["Exception | None"], None]
 OnName = Callable[["str | Exception"], None]
 OnReceived = Callable[["Sequence[TakenMessage] | Exception"], None]
-"""Called with the messages of a receive; when its time is over there are none."""
+"""Called with the messages of a receive; when the time of the receive is over there are none."""
 OnOutcomes = Callable[[Sequence["Exception | None"]], None]
 """Called with the outcome of each handle, in their order; None is success."""
 
 
 class Gateway(Protocol):
-    """See the module. `handles` name messages that were received; `Exception` is an RmqError."""
+    """Messaging for one client of a door; the module has the rules. `handles` name received messages;
+    `Exception` is an RmqError."""
 
     def topic(self, name: str, on_topic: OnTopic) -> None:
-        """Ask for a topic's parts: TopicNotExist without any."""
+        """Ask for a topic's parts. The outcome is TopicNotExist without any."""
 
     def delivery_settings(self, group: str, on_settings: OnSettings) -> None:
-        """Ask how messages are delivered to a group."""
+        """Ask for the settings of a group's per-message delivery."""
 
     def send(self, message: Message, choose: Callable[[int], int] | None, on_sent: OnSent) -> None:
         """Store a message. `choose` picks one of so many writable queues, in the order of their brokers and
         numbers; None: they take turns. A half message has the properties TRAN_MSG and PGROUP. Raises
-        InvalidMessage and whatever refuses the message at once.
-        """
+        InvalidMessage and any refusal that needs no broker."""
 
     def produce(self, topic: str, client_id: str, on_check: OnCheck) -> None:
-        """Be asked for the ends of half messages of a topic, from now on."""
+        """Become a producer of a topic: `on_check` gets half messages of the topic whose end is not known."""
 
     def end_transaction(
         self, topic: str, transaction_id: str, message_id: str, commits: bool | None, on_done: OnEnded
     ) -> None:
-        """Commit or roll back a half message; None: it is not decided yet."""
+        """Commit or roll back a half message; None: the producer has not decided."""
 
     def recall(self, topic: str, handle: str, on_recalled: OnName) -> None:
         """Take back a message that waits for its time; the outcome is its unique key."""
@@ -94,28 +94,30 @@ class Gateway(Protocol):
     def join(
         self, group: str, client_id: str, subscriptions: Mapping[str, str], on_question: OnQuestion
     ) -> None:
-        """Be a member of a group, from now on; again with other subscriptions they hold instead."""
+        """Become a member of a group; a second call replaces the subscriptions."""
 
     def receive(
         self, broker: str, request: TakeRequest, on_taken: OnReceived, seconds: float
     ) -> Callable[[], None]:
         """Take messages at a broker, or with an empty name at any, as soon as there are any; none after
         `seconds`. Never calls `on_taken` before it returns. Returns a function that ends the wait without a
-        call. Messages that the client still has when it ends are given back.
-        """
+        call. Messages that the client holds at its end are given back."""
 
     def acknowledge(self, group: str, topic: str, handles: Sequence[str], on_done: OnOutcomes) -> None:
-        """Have messages never come again. Outcomes are as those of `rmq.doors.DoorHost.acknowledge`."""
+        """Acknowledge messages: no consumer of the group gets them again. Outcomes are as those of
+        `rmq.doors.DoorHost.acknowledge`."""
 
     def extend(self, group: str, topic: str, handle: str, invisible_ms: int, on_extended: OnName) -> None:
-        """Have a message come again `invisible_ms` after now, not before; the outcome is the new handle."""
+        """Renew the lease of a message: redeliver it `invisible_ms` after now, not before. The outcome is the
+        new handle."""
 
     def release(self, group: str, topic: str, handles: Sequence[str]) -> None:
-        """Have messages that no application has seen come again at once, without a counted attempt. There is
-        no outcome: what fails comes again when its time ends."""
+        """Give back messages that no application has seen: they are redelivered at once, without a counted
+        attempt. No outcome is reported: a message that cannot be given back is redelivered when its lease
+        ends."""
 
     def dead_letter(self, group: str, topic: str, handles: Sequence[str], on_done: OnOutcomes) -> None:
-        """Have messages become dead letters of the group now."""
+        """Make messages dead letters of the group now."""
 
 
 class GatewayHost(Protocol):
@@ -126,5 +128,5 @@ class GatewayHost(Protocol):
 
 
 def gateway_of(host: DoorHost) -> Gateway:
-    """The gateway of a client, by its host. Raises ResponseError where the server has no messages."""
+    """The gateway of a client, by its host. Raises ResponseError if the server stores no messages."""
     return cast(GatewayHost, host).gateway()

@@ -1,5 +1,7 @@
-"""attrs classes whose methods are made on first use. attrs takes half a millisecond to write and compile the
-methods of a class; headers and bodies alone have 120 classes, and a program uses few.
+"""attrs classes whose methods are made on first use.
+
+attrs takes half a millisecond to write and compile the methods of a class; headers and bodies alone have 120
+classes, and a program uses few.
 
 `define` and `frozen` replace attrs' own. Their classes have slots, annotations and their own methods from the
 start, and stay the same class. Methods cannot use `super()`.
@@ -14,13 +16,13 @@ from typing import Any
 import attrs
 
 _FIRST = ("__init__", "__attrs_attrs__", "__setstate__")
-"""What can be asked for while there is no instance: whoever does has all the others made, too."""
+"""Attributes that a caller may read while no instance exists: reading one makes all methods."""
 
 _CLASS_VARIABLE = ("ClassVar", "typing.ClassVar")
 
 
 class _NotMade:
-    """Stands in a class for an attribute until attrs has made it."""
+    """Placeholder of a class attribute until attrs has made it."""
 
     __slots__ = ("_make", "_name")
 

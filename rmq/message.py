@@ -1,4 +1,4 @@
-"""Messages, message queues and their identities: what an application sends, gets and names.
+"""Messages, message queues and their identities: the objects that an application sends and receives.
 
 Also the words that RocketMQ reserves: property names, system topics, prefixes of topics and groups, the form
 of message ids, and Java's string hash, on which tags, index keys and sharding keys rest.
@@ -102,7 +102,7 @@ RETRY_PREFIX = "%RETRY%"
 DLQ_PREFIX = "%DLQ%"
 SYSTEM_GROUP_PREFIX = "CID_RMQ_SYS_"
 TRANSACTION_GROUP = "CID_RMQ_SYS_TRANS"
-"""The broker's own group, whose offsets say up to where transactions are settled."""
+"""The broker's own group, whose offsets say up to which half message all transactions are decided."""
 
 NAME_LENGTH_MAX = 127
 TEXT_LENGTH_MAX = 255
@@ -110,7 +110,7 @@ _NAME = re.compile(r"[%|a-zA-Z0-9_-]+")
 
 
 def validate_topic(topic: str) -> str:
-    """`topic` itself. Raises InvalidName unless it is 1 to 127 of the characters ``%|a-zA-Z0-9_-``, and
+    """Return `topic`. Raises InvalidName unless it is 1 to 127 of the characters ``%|a-zA-Z0-9_-``, and
     InvalidType when it is no text."""
     try:
         return _validated("topic", topic)
@@ -119,8 +119,9 @@ def validate_topic(topic: str) -> str:
 
 
 def validate_group(group: str) -> str:
-    """`group` itself. Raises as `validate_topic`, but for a name of more than 120 characters: messages that
-    it could not consume would come to a topic ``%RETRY%group``, and a topic has 127 at most."""
+    """Return `group`. Raises as `validate_topic`, but for a name of more than 120 characters: its retry topic
+    ``%RETRY%group`` would have more than the 127 characters of a topic, so its messages could not be
+    redelivered."""
     try:
         return _validated("group", group)
     except TypeError:
@@ -128,10 +129,10 @@ def validate_group(group: str) -> str:
 
 
 def validate_text(kind: str, text: str) -> str:
-    """`text` itself, of a name that has no rule of its own: a client id, a producer group.
+    """Return `text`, a name without a rule of its own: a client id, a producer group.
 
-    Raises InvalidName unless it is printable and has 255 characters at most, the most that RocketMQ's clients
-    let a group have.
+    Raises InvalidName unless it is printable and has 255 characters at most, the limit of RocketMQ's clients
+    for a group.
     """
     if len(text) > TEXT_LENGTH_MAX:
         reason = f"it has {len(text)} characters, at most {TEXT_LENGTH_MAX} are allowed"
@@ -155,12 +156,12 @@ def _validated(kind: str, name: str) -> str:
 
 
 def retry_topic(group: str) -> str:
-    """The topic in which messages of `group` wait to be consumed again."""
+    """The topic in which failed messages of `group` wait for redelivery."""
     return RETRY_PREFIX + group
 
 
 def dlq_topic(group: str) -> str:
-    """The topic in which messages end that `group` could not consume."""
+    """The topic of `group`'s dead letters."""
     return DLQ_PREFIX + group
 
 
@@ -170,7 +171,8 @@ NAMESPACE_SEPARATOR = "%"
 
 
 def with_namespace(namespace: str, name: str) -> str:
-    """`name` inside `namespace`; names that are in it already, and the system's, stay as they are."""
+    """`name` inside `namespace`; a name that already is in the namespace, or is the system's, stays as it
+    is."""
     if not namespace or not name or _is_system(name):
         return name
     prefix, rest = _split(name)
@@ -179,7 +181,7 @@ def with_namespace(namespace: str, name: str) -> str:
 
 
 def without_namespace(namespace: str, name: str) -> str:
-    """`name` without `namespace`, if it is in it."""
+    """`name` without `namespace`, if the name is in it."""
     if not namespace:
         return name
     prefix, rest = _split(name)
@@ -218,7 +220,7 @@ class MessageQueue:
 
 
 def average_share(queues: int, members: int, index: int) -> range:
-    """Places of the queues that the member at `index` of `members` gets of `queues`, as by RocketMQ's
+    """Indexes of the queues that the member at `index` of `members` gets of `queues`, as by RocketMQ's
     AllocateMessageQueueAveragely: neighbours; the first members get one more."""
     share, odd = divmod(queues, members)
     start = index * share + min(index, odd)
@@ -235,7 +237,7 @@ def _keys(value: str | Iterable[str]) -> tuple[str, ...]:
     for key in keys:
         if not isinstance(key, str):
             raise InvalidMessageType(remark=f"keys = {value!r}: expected text, or a list of texts")
-        if key.split() != [key]:  # brokers and consumers take keys apart at blanks
+        if key.split() != [key]:  # brokers and consumers split keys at blanks
             raise InvalidMessage(remark=f"keys = {value!r}: expected keys without blanks, not {key!r}")
     return keys
 
@@ -266,17 +268,17 @@ _TYPES: Final[dict[str, tuple[Callable[[Any], bool], str]]] = {
     ),
     "delay_ms": (lambda value: value is None or _is_int(value), "an int, ms, or None"),
 }
-"""For each field of a message, what it may be."""
+"""Field of a message -> the types that its value may have."""
 
 
 @define(eq=False)
 class Message:
     """A message to send. `body` is bytes; `keys` are looked up by the index; `delay_level` 0 is at once.
 
-    `deliver_at_ms` (ms since 1970) or `delay_ms` name any delivery time up to 40 days ahead; that is
-    RocketMQ 5's, which 4.9's own brokers do not know: they deliver at once. Only one of the three is given.
-    `properties` are the application's own: names and values are text without the characters 0x01 and 0x02.
-    `keys` are texts without blanks; one text is taken apart at its blanks.
+    `deliver_at_ms` (ms since 1970) or `delay_ms` set any delivery time up to 40 days ahead, as in RocketMQ 5;
+    brokers of RocketMQ 4.9 ignore both and deliver at once. Only one of the three is given. `properties` are
+    the application's own: names and values are text without the characters 0x01 and 0x02. `keys` are texts
+    without blanks; a single text is split at its blanks.
 
     Raises InvalidMessageType, a TypeError, for a field of a wrong type, and InvalidMessage, a ValueError, for
     a key with a blank.
@@ -298,7 +300,7 @@ class Message:
 
     def check_types(self) -> None:
         """Raises InvalidMessageType, which names the field, unless each field is of its type."""
-        # Told at one go from the others, as this runs for every message.
+        # One expression for all fields, as this runs for every message.
         if not (
             type(self.topic) is str
             and type(self.body) is bytes
@@ -321,14 +323,14 @@ class Message:
 
     @property
     def is_delayed(self) -> bool:
-        """Whether it is to be delivered later than at once."""
+        """True if the message is to be delivered later."""
         return bool(self.delay_level) or self.deliver_at_ms is not None or self.delay_ms is not None
 
 
 @define(eq=False)
 class StoredMessage:
-    """A message as a broker stores and delivers it. Offsets are positions: `queue_offset` in its queue,
-    `physical_offset` in the commit log (bytes); `size` is that of the whole record; times are ms."""
+    """A message of a broker's store. Offsets are positions: `queue_offset` in its queue, `physical_offset` in
+    the commit log (bytes); `size` is that of the whole record; times are ms."""
 
     topic: str
     queue_id: int
@@ -350,17 +352,17 @@ class StoredMessage:
 
     @property
     def tags(self) -> str | None:
-        """What consumers can filter by; None without any."""
+        """The tags, by which consumers can filter; None without any."""
         return self.properties.get(PROPERTY_TAGS)
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """What the message can be found by."""
+        """The keys, by which the message can be found."""
         return tuple(self.properties.get(PROPERTY_KEYS, "").split())
 
     @property
     def offset_message_id(self) -> str:
-        """The id that names the place: the storing host and the physical offset, in hex."""
+        """The id that names the message's place: the storing host and the physical offset, in hex."""
         host, _, port = self.store_host.rpartition(":")
         address = ipaddress.ip_address(host.strip("[]")).packed
         return offset_message_id(address + struct.pack(">i", int(port)), self.physical_offset)
@@ -372,13 +374,13 @@ class StoredMessage:
 
     @property
     def delay_level(self) -> int:
-        """The level of delay that it was sent with; 0 for none."""
+        """The delay level of the send; 0 for none."""
         text = self.properties.get(PROPERTY_DELAY_LEVEL, "0")
         return int(text) if text.isdigit() else 0
 
     @property
     def message_queue(self) -> MessageQueue:
-        """The queue that it was read from."""
+        """The queue of the message."""
         return MessageQueue(self.topic, self.broker_name, self.queue_id)
 
 
@@ -411,8 +413,8 @@ def parse_offset_message_id(text: str) -> tuple[str, int]:
 class UniqueIds:
     """Makes a producer's unique message ids, equal in form to the Java client's.
 
-    Upper-case hex of the address (4 or 16 bytes), 2 bytes of `pid`, 4 bytes that tell two makers of a process
-    apart, 4 bytes of milliseconds since the month began (local time), a 2-byte counter.
+    Upper-case hex of the address (4 or 16 bytes), 2 bytes of `pid`, 4 bytes that differ between the makers of
+    a process, 4 bytes of milliseconds since the month began (local time), a 2-byte counter.
     """
 
     def __init__(
@@ -424,7 +426,7 @@ class UniqueIds:
         self._month_start = self._month_end = 0
 
     def next(self) -> str:
-        """An id that no other call gives, here or elsewhere."""
+        """A unique id: no other call gives it, on this machine or another."""
         now = self._now_ms()
         if not self._month_start <= now < self._month_end:
             self._month_start, self._month_end = _month_of(now)
@@ -445,7 +447,7 @@ _POWERS = [power & 0xFFFFFFFF for power in accumulate(repeat(31, 511), mul, init
 
 
 def java_hash(text: str) -> int:
-    """What Java's String.hashCode gives: sum of unit[i] * 31^(n-1-i) over UTF-16 units, signed 32 bits."""
+    """The result of Java's String.hashCode: sum of unit[i] * 31^(n-1-i) over UTF-16 units, signed 32 bits."""
     if text.isascii():
         units: Iterable[int] = text.encode("ascii")
         length = len(text)

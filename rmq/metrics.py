@@ -35,7 +35,7 @@ SECONDS: Final = (
 
 
 class Histogram:
-    """How often values fell into each bucket: `counts[i]` up to `limits[i]`, the last above all limits."""
+    """Number of values in each bucket: `counts[i]` up to `limits[i]`, the last above all limits."""
 
     __slots__ = ("counts", "limits", "total")
 
@@ -50,7 +50,7 @@ class Histogram:
         self.total += value * times
 
     def copy(self) -> Histogram:
-        """As it is now."""
+        """A copy of the present counts."""
         made = Histogram(self.limits)
         made.counts, made.total = self.counts.copy(), self.total
         return made
@@ -81,26 +81,26 @@ class Refusing(Protocol):
 
     @property
     def refused(self) -> Mapping[str, int]:
-        """Reason -> how often."""
+        """Reason of a refusal -> number."""
 
     @property
     def delayed(self) -> int:
-        """How many had to wait for their turn."""
+        """Number of connections that waited for their turn."""
 
     @property
     def failed(self) -> int:
-        """Connections that spoke and proved nothing."""
+        """Number of connections that sent bytes but no valid request or login."""
 
 
 class Holding(Protocol):
-    """What bounds the bytes that peers make a process hold."""
+    """The bound on bytes that peers make a process hold."""
 
     held: int
     cuts: int
 
 
 def connection_metrics(ports: Mapping[str, Refusing], budget: Holding) -> Iterator[Metric]:
-    """What limits did to the connections of a service."""
+    """Metrics of a service's connections: refusals, delays, failures and held bytes."""
     help = "Connections that a limit refused: of the port, of an address, of its rate, of descriptors; or cut"
     help += " off for others, since they had proved nothing"
     rows = [((port, reason), n) for port, one in ports.items() for reason, n in one.refused.items()]
@@ -141,8 +141,8 @@ def text_of(metrics: Iterable[Metric], prefix: str = "rmq_") -> Generator[None, 
     """Write the page of these metrics for Prometheus, in slices, each of which ends with a `yield`. The page
     is the value that the generator returns.
 
-    prometheus-client's own writer takes 25 µs a row, and so needs a thread, which holds the interpreter's
-    lock: each call of the loop into the system waited 5 ms for it, during the seconds that 100,000 rows take.
+    The writer of prometheus-client takes 25 µs a row, so it would need a thread. The thread would hold the
+    interpreter's lock: during the seconds that 100,000 rows take, each system call of the loop waits 5 ms.
     """
     pieces: list[str] = []
     lines: list[str] = []

@@ -90,7 +90,7 @@ T = TypeVar("T")
 ENTRY_POINTS = "rmq.plugins"
 
 ACCOUNT: Final = "account"
-"""Under this key of `Peer.state` a gate keeps the name of the account that a connection works for."""
+"""The key of `Peer.state` under which a gate keeps the name of the connection's account."""
 
 log = logging.getLogger("rmq.plugin")
 
@@ -107,7 +107,7 @@ class PluginRefused(RmqError):
 
 
 class Peer(Protocol):
-    """Who sent a request, as a hook sees it."""
+    """The sender of a request, as a hook sees it."""
 
     @property
     def peer_address(self) -> str:
@@ -119,11 +119,11 @@ class Peer(Protocol):
 
     @property
     def state(self) -> dict[str, Any]:
-        """What is kept with the connection, such as `ACCOUNT`."""
+        """Values of the connection, such as `ACCOUNT`."""
 
 
 def account_of(peer: Peer) -> str:
-    """The account whose requests a connection brought last; empty when no gate asks for accounts."""
+    """The account of a connection's last requests; empty when no gate asks for accounts."""
     account: str = peer.state.get(ACCOUNT, "")
     return account
 
@@ -152,8 +152,8 @@ Page = Callable[[Asked], Awaitable[Answer]]
 
 @frozen
 class StoredEvent:
-    """Messages of a topic that a peer has just had stored. `records` are those whose sender gets an answer,
-    with their places; `store_host` is the broker's address in their ids."""
+    """Messages of a topic that a peer has just stored. `records` are the records whose sender gets a
+    response, with their places; `store_host` is the broker's address in their ids."""
 
     topic: str
     count: int
@@ -165,8 +165,8 @@ class StoredEvent:
 
 @frozen
 class PulledEvent:
-    """Messages that one peer has just been given, `seconds` after the broker began with what its pull came
-    with, or the send that the pull waited for."""
+    """Messages that one peer has just received. `seconds` is the time since the arrival of its pull, or of
+    the send that the pull waited for."""
 
     topic: str
     group: str
@@ -178,20 +178,20 @@ class PulledEvent:
 
 
 class Run(Protocol):
-    """Consecutive sends of a connection to existing topics, all of the same account, or of none: the facts
-    for a decision about them."""
+    """Consecutive sends of a connection to existing topics, all of one account or all without an account: the
+    facts for a decision about them."""
 
     @property
     def account(self) -> str | None:
         """The name of the account."""
 
     def topics(self) -> list[str]:
-        """Where they go to, each once."""
+        """The topics of the sends, each once."""
 
     def signed(self) -> list[tuple[bytes, bytes, str, str]]:
-        """Of each, in their order, if there is an account: all that its signature or proof covers
-        (rmq.protocol.auth.signature); the signature or proof that it brings; nonce and time of a proof,
-        empty for a signature."""
+        """For each send in order, if the run has an account: the bytes that its signature or proof covers
+        (rmq.protocol.auth.signature); the signature or proof; nonce and time of a proof, empty for a
+        signature."""
 
 
 Handler = Callable[["Command", Peer, int], "Command | None"]
@@ -199,7 +199,7 @@ Handler = Callable[["Command", Peer, int], "Command | None"]
 
 
 class Host(Protocol):
-    """What a plugin sees of the broker or the name server that it runs in."""
+    """The broker or the name server of a plug-in, as the plug-in sees it."""
 
     @property
     def config(self) -> Any:
@@ -207,7 +207,7 @@ class Host(Protocol):
 
     @property
     def address(self) -> str:
-        """The address that clients are told; empty in a name server."""
+        """The address that clients get; empty in a name server."""
 
     def now_ms(self) -> int:
         """Wall time in milliseconds, as stamped on messages."""
@@ -215,17 +215,17 @@ class Host(Protocol):
     def put(self, message: Message, on_done: OnAppended | None = None) -> None:
         """Store a message, by the rules of a send; it is readable when the broker's present turn ends.
 
-        The broker decides the queue, and creates the topic if allowed. `on_done` is called with the outcome,
-        as a producer would be answered: at once, or when the disk or the replicas have the message. Raises
-        ResponseError when the broker refuses the message (too long, a reserved topic, no permission, the
-        broker closes or its disk is full), and StoreError for a failed write, without a call of `on_done`.
-        Without `on_done`, StoreError is the only report of a failed write, and inside a turn of the broker no
-        report comes. A name server stores no messages: it raises LocalProtocolError.
+        The broker chooses the queue, and creates the topic if allowed. `on_done` is called with the outcome
+        at the time of a producer's response: at once, or when the disk or the replicas have the message.
+        Raises ResponseError when the broker refuses the message (too long, a reserved topic, no permission,
+        the broker closes or its disk is full), and StoreError for a failed write, without a call of
+        `on_done`. Without `on_done`, StoreError is the only report of a failed write, and inside a turn of
+        the broker no report comes. A name server stores no messages: it raises LocalProtocolError.
         """
 
     def topic_of(self, physical_offset: int) -> str | None:
-        """The topic that a stored message belongs to, also while it waits for its time or its transaction's
-        end; None when no message starts there. Raises CorruptRecord."""
+        """The topic of a stored message, also while the message waits for its time or its transaction's end;
+        None when no message starts at the offset. Raises CorruptRecord."""
 
     def answer_saved(
         self, request: Command, peer: Peer, write: Callable[[], T], then: Callable[[T], Command]
@@ -242,22 +242,23 @@ class Host(Protocol):
         result of `write()`, or `fail` the error of either, in the event loop."""
 
     def shared_changed(self) -> None:
-        """`Plugin.shared` has become another text: followers are to be told."""
+        """Report that `Plugin.shared` has changed: the broker sends the new text to the followers."""
 
     def stats(self) -> Mapping[str, str]:
         """The broker's runtime metrics, as `brokerStatus` shows them."""
 
     def metrics(self) -> Sequence[Metric]:
-        """The metrics as typed values, for monitoring; made when they are asked for, all at once."""
+        """The metrics as typed values, for monitoring; made on each call, all at once."""
 
     def metrics_in_slices(self, *, queues: bool = False) -> Generator[None, None, Sequence[Metric]]:
-        """As `metrics`, in slices for `rmq.remoting.loop.run_cooperatively`, which serves others in between:
-        there may be 100,000 rows. `queues`: with a row for each queue where there are sums by topic."""
+        """As `metrics`, in slices for `rmq.remoting.loop.run_cooperatively`, which serves other connections
+        between slices: a broker may have 100,000 rows. `queues`: with a row for each queue beside the sums by
+        topic."""
 
 
 class Plugin:
-    """Base class: override what you need. `config` holds the texts of the configuration file and of `--set`,
-    by their keys."""
+    """Base class: override the hooks that the plug-in needs. `config` holds the texts of the configuration
+    file and of `--set`, by their keys."""
 
     def __init__(self, config: Mapping[str, str], host: Host) -> None:
         self.config = config
@@ -267,37 +268,39 @@ class Plugin:
         """See a request before it is handled. Raises AccessDenied(remark=…) to refuse it."""
 
     def on_run(self, peer: Peer, run: Run) -> Callable[[], None] | None:
-        """Whether `on_request` would let each of these sends pass: None when it would not, or when it must
-        see each send. The result is a function with the other effects of `on_request`, called before the
-        sends are stored, and not at all when each send is checked after all. With a gate without this hook
-        the compiled engine makes no runs."""
+        """A check of a run: None when `on_request` would refuse one of these sends, or must see each send.
+        The result is a function with the other effects of `on_request`, called before the sends are stored,
+        and not at all when each send is checked after all. With a gate without this hook the compiled engine
+        makes no runs."""
         return None
 
     def on_head(self, peer: Peer, command: Command) -> None:
-        """See the header of a request whose large body has not come yet. Raises AccessDenied to refuse the
+        """See the header of a request whose large body has not arrived. Raises AccessDenied to refuse the
         request; `on_request` sees the complete request."""
 
     def may_publish(self, peer: Peer, topic: str) -> bool:
-        """Whether a peer may send to a topic, and so be shown what was sent there and is undecided yet."""
+        """True if a peer may send to a topic, and so may see messages that were sent to it and are not
+        committed yet."""
         return True
 
     def may_act_for(self, peer: Peer, account: str) -> bool:
-        """Whether a peer may see and decide what an account has under way, such as its half messages."""
+        """True if a peer may see and decide an account's pending work, such as its half messages."""
         return True
 
     def quota(self, account: str) -> Quota | None:
-        """What an account may send and receive in a second; None for no limit. Asked for each request."""
+        """The messages that an account may send and receive in a second; None for no limit. Called for each
+        request."""
         return None
 
     def on_response(self, peer: Peer, command: Command, response: Command) -> None:
-        """See the response to a request, for those answered at once."""
+        """See the response to a request that is answered at once."""
 
     def handlers(self) -> Mapping[int, Handler]:
-        """Request code -> what answers it, for codes that the server does not know. Asked for once."""
+        """Request code -> handler, for codes that the server does not know. Called once."""
         return {}
 
     def doors(self) -> Sequence[Door]:
-        """The protocols that the plug-in serves beside RocketMQ's, on ports of the broker. Asked for once."""
+        """The protocols that the plug-in serves beside RocketMQ's, on ports of the broker. Called once."""
         return ()
 
     def authenticate(self, peer: Peer, user: str, secret: str, signed: bytes | None) -> None:
@@ -306,12 +309,12 @@ class Plugin:
         AccessDenied."""
 
     def authenticate_certificate(self, peer: Peer, name: str) -> None:
-        """Have a door's peer work for the account that its verified certificate names: as `authenticate`.
+        """Let a door's peer work for the account that its verified certificate names: as `authenticate`.
         Raises AccessDenied."""
 
     def may(self, peer: Peer, action: str, name: str) -> bool:
-        """Whether a door's peer may do one of `rmq.doors.ACTIONS`, to a topic or as a group. While a gate has
-        `on_request` and not this, no door's peer may do anything."""
+        """True if a door's peer may do one of `rmq.doors.ACTIONS`, to a topic or as a group. If a gate has
+        `on_request` and not this hook, no door's peer may do anything."""
         return True
 
     def listens(self) -> Mapping[str, str]:
@@ -319,15 +322,15 @@ class Plugin:
         return {}
 
     def pages(self) -> Mapping[str, Page]:
-        """Path -> what answers GET for it on the server's metricsPort, beside /healthz and /ready. The port
+        """Path -> handler of a GET for it on the server's metricsPort, beside /healthz and /ready. The port
         is open where the plugin `metrics` is loaded."""
         return {}
 
     def on_stored(self, event: StoredEvent) -> None:
-        """See that messages were stored, after their acknowledgement was written."""
+        """See stored messages, after their acknowledgement was written."""
 
     def on_pulled(self, event: PulledEvent) -> None:
-        """See that messages were handed out."""
+        """See messages that a peer has received."""
 
     def shared(self) -> bytes | None:
         """The state of this plug-in that the replicas of a set with controllers share; None for nothing.
@@ -340,12 +343,12 @@ class Plugin:
         logged."""
 
     async def run(self) -> None:
-        """A task of the plugin's own in the broker's nursery; restarted with back-off when it fails."""
+        """Run a task of the plug-in in the broker's nursery; restarted with back-off when it fails."""
 
 
 @define
 class Hooks:
-    """The overridden hooks of the loaded plugins; a hook that nobody overrides is an empty tuple."""
+    """The overridden hooks of the loaded plugins; a hook that no plug-in overrides is an empty tuple."""
 
     plugins: tuple[tuple[str, Plugin], ...] = ()
     requests: tuple[Callable[[Peer, Command], None], ...] = ()
@@ -367,16 +370,16 @@ class Hooks:
     failures: dict[str, int] = field(factory=dict)
 
     def admit(self, peer: Peer, command: Command) -> None:
-        """Run the gates. Raises AccessDenied; a gate that breaks refuses too."""
+        """Run the gates. Raises AccessDenied; a gate that fails refuses too."""
         self._ask(self.requests, peer, command)
 
     @property
     def take_runs(self) -> bool:
-        """Whether every gate can look at a run."""
+        """True if every gate can check a run."""
         return len(self.runs) == len(self.requests)
 
     def admit_run(self, peer: Peer, run: Run) -> list[Callable[[], None]] | None:
-        """The gates' result for a run that passes all gates; None when they must see each send."""
+        """The gates' result for a run that passes all gates; None when the gates must see each send."""
         if not self.take_runs:
             return None
         found = []
@@ -392,7 +395,7 @@ class Hooks:
         return found
 
     def foresee(self, peer: Peer, command: Command) -> None:
-        """Run the gates for large bodies that have not come yet. Raises as `admit`."""
+        """Run the gates for large bodies that have not arrived. Raises as `admit`."""
         self._ask(self.heads, peer, command)
 
     def _ask(self, gates: Iterable[Callable[[Peer, Command], None]], peer: Peer, command: Command) -> None:
@@ -407,7 +410,7 @@ class Hooks:
                 raise AccessDenied(remark=remark) from error
 
     def may_publish(self, peer: Peer, topic: str) -> bool:
-        """Whether all gates let a peer send to a topic; one that breaks does not."""
+        """True if all gates let a peer send to a topic; a gate that fails does not."""
         if not self.publishers:
             return True
         try:
@@ -417,9 +420,8 @@ class Hooks:
             return False
 
     def may_act_for(self, peer: Peer, account: str) -> bool:
-        """Whether all gates let a peer act for an account; one that breaks does not. Anybody may where no
-        account is named, and where no gate asks for accounts.
-        """
+        """True if all gates let a peer act for an account; a gate that fails does not. Every peer may if no
+        account is named, and if no gate asks for accounts."""
         try:
             return not account or all(gate(peer, account) for gate in self.actors)
         except Exception as error:
@@ -427,7 +429,8 @@ class Hooks:
             return False
 
     def quota_of(self, peer: Peer) -> tuple[str, Quota] | None:
-        """The account of a peer and its quota, of the first plug-in that has one for it; None without."""
+        """The account of a peer and its quota, of the first plug-in that has a quota for it; None without
+        any."""
         account = account_of(peer)
         for quota in self.quotas if account else ():
             try:
@@ -439,12 +442,12 @@ class Hooks:
 
     @property
     def has_accounts(self) -> bool:
-        """Whether any plug-in checks logins."""
+        """True if any plug-in checks logins."""
         return bool(self.logins)
 
     def authenticate(self, peer: Peer, user: str, secret: str, signed: bytes | None) -> None:
-        """Have all plug-ins check the login of a door's peer. Raises AccessDenied; a check that breaks
-        refuses, and so does a broker with gates of which none checks logins."""
+        """Let all plug-ins check the login of a door's peer. Raises AccessDenied; a check that fails refuses,
+        and so does a broker with gates of which none checks logins."""
         self._log_in(self.logins, peer, user, secret, signed)
 
     def authenticate_certificate(self, peer: Peer, name: str) -> None:
@@ -468,7 +471,7 @@ class Hooks:
                 raise AccessDenied(remark=remark) from error
 
     def may(self, peer: Peer, action: str, name: str) -> bool:
-        """Whether all gates let a door's peer do something; one that breaks, or has no `may`, does not."""
+        """True if all gates let a door's peer do an action; a gate that fails, or has no `may`, does not."""
         if self.requests:
             judges = {getattr(right, "__self__", None) for right in self.rights}
             if any(getattr(gate, "__self__", None) not in judges for gate in self.requests):
@@ -491,11 +494,11 @@ class Hooks:
         return [door for _, door in found]
 
     def listens(self) -> dict[str, str]:
-        """What the plugins listen for -> where."""
+        """Listener of a plug-in -> address."""
         return {what: where for _, plugin in self.plugins for what, where in plugin.listens().items()}
 
     def pages(self) -> dict[str, Page]:
-        """What the plugins answer on the port for pages."""
+        """The pages of the plug-ins, by their paths."""
         return {path: page for _, plugin in self.plugins for path, page in plugin.pages().items()}
 
     def completing(self, handlers: Mapping[int, Any]) -> dict[int, Any]:
@@ -507,7 +510,7 @@ class Hooks:
         return {**handlers, **self.handlers}
 
     def observe(self, hooks: Iterable[Callable[..., None]], *seen: object) -> None:
-        """Call observers; one that fails is logged and counted, the rest go on."""
+        """Call observers; one that fails is logged and counted, the rest are still called."""
         for hook in hooks:
             try:
                 hook(*seen)
@@ -517,7 +520,7 @@ class Hooks:
     def _failed(self, hook: Callable[..., object], error: Exception) -> None:
         name = getattr(hook, "__qualname__", repr(hook))
         self.failures[name] = count = self.failures.get(name, 0) + 1
-        if count & (count - 1) == 0:  # 1, 2, 4, 8 …: a broken plugin must not fill the log
+        if count & (count - 1) == 0:  # 1, 2, 4, 8 …: a failing plug-in must not fill the log
             log.error("hook %s failed (%d times): %s", name, count, error, exc_info=error)
 
 
@@ -563,7 +566,7 @@ def _handlers(plugins: Sequence[tuple[str, Plugin]]) -> dict[int, Handler]:
 
 
 def named(config: Any) -> tuple[str, ...]:
-    """The plugins that a server's settings ask for: `plugins`, and `acl` first when `aclEnable` is true."""
+    """The plugins that a server's settings name: `plugins`, and `acl` first when `aclEnable` is true."""
     names: tuple[str, ...] = config.plugins
     return ("acl", *names) if config.acl_enable and "acl" not in names else names
 
@@ -592,7 +595,7 @@ def load(names: Sequence[str], config: Mapping[str, str], host: Host) -> Hooks:
 
 
 def _installed() -> dict[str, Callable[[], object]]:
-    from importlib.metadata import entry_points  # costs 30 ms: only for those who use plugins
+    from importlib.metadata import entry_points  # costs 30 ms: only for servers with plug-ins
 
     return {point.name: point.load for point in entry_points(group=ENTRY_POINTS)}
 

@@ -1,7 +1,7 @@
-"""Text for terminals and logs. Text that others wrote must steer neither, nor pose as our line.
+"""Text for terminals and logs. A stranger's text must not control the terminal, nor look like a line of ours.
 
-What counts as printable is Unicode's: control characters (C0 and C1), line and paragraph separators, marks
-that turn the direction of writing and lone surrogates are not.
+Printable means Unicode's property: control characters (C0 and C1), line and paragraph separators, marks that
+turn the direction of writing and lone surrogates are not printable.
 """
 
 from __future__ import annotations
@@ -9,25 +9,27 @@ from __future__ import annotations
 from typing import Final
 
 KEPT: Final = "\n\t"
-"""Left as they are where a text may have several lines."""
+"""Characters that stay in a text of several lines."""
 
 
 def printable(text: str) -> str:
-    """`text` on one line, whatever is not printable escaped as in Python: ``\\n``, ``\\x1b``, ``\\u202e``."""
+    """`text` on one line, with characters that are not printable escaped as in Python: ``\n``, ``\x1b``,
+    ``\u202e``."""
     return text if text.isprintable() else "".join(map(_escaped, text))
 
 
 def printable_lines(text: str) -> str:
-    """The same, but for line breaks and tabs, which stay."""
+    """As `printable`, but line breaks and tabs stay."""
     if text.isprintable():
         return text
     return "".join(letter if letter in KEPT else _escaped(letter) for letter in text)
 
 
 def printable_json(text: str) -> str:
-    """JSON with the same value and nothing in it that is not printable, but for line breaks between values.
+    """JSON with the same value, with all characters that are not printable escaped, but for line breaks
+    between values.
 
-    JSON itself wants only C0 characters escaped.
+    JSON itself requires this only for C0 characters.
     """
     if text.isprintable():
         return text

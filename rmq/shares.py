@@ -1,9 +1,9 @@
 """Shares of bounded tables: the part of each table for an account, or a network address.
 
-A bound of a whole table lets a single stranger take every place, and fixed halves let two. A holder may have
-as much as is still free: alone half of the table, and each further holder at most half of the rest. So three
-leave an eighth for the next, ten of a table of 100,000 places still 97. A holder without entries costs
-nothing.
+With a bound on the whole table only, a single stranger can take every place; with fixed halves two can. So a
+holder may have as many places as are still free: alone half of the table, and each further holder at most
+half of the rest. Three holders leave an eighth for the next, ten holders of a table of 100,000 places leave
+97. A holder without entries costs nothing.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from typing import Any, Final, Protocol
 from rmq.errors import ConfigError
 
 Holders = tuple[str, ...]
-"""The names under which something is counted, from the narrowest on: an account; or an IPv4 address; or an
-IPv6 network of 64 bits, and that of 48 bits around it. Empty: nothing but the whole table bounds it."""
+"""The names under which entries are counted, from the narrowest on: an account; or an IPv4 address; or an
+IPv6 network of 64 bits, and the network of 48 bits around it. Empty: only the whole table has a bound."""
 
 NOBODY: Final[Holders] = ()
 DOOR_CLIENT_BYTES: Final = 8 * 1024
-"""More than a client of a door costs with its group, its membership and its calls. Clients that share
-connections may be as many as `connectionBufferBytes` has room for; shares of them are counted."""
+"""Bytes above the cost of a door's client with its group, its membership and its calls. Clients that share
+connections may be as many as `connectionBufferBytes` has room for; their shares are counted."""
 _REMEMBERED: Final = 4096
 
 
@@ -45,24 +45,24 @@ class Shares:
         return len(self._held)
 
     def largest(self) -> tuple[str, int]:
-        """The greediest holder and the counts of it; an empty name without any."""
+        """The holder with the most entries and their count; an empty name for an empty table."""
         return max(self._held.items(), key=lambda one: one[1], default=("", 0))
 
     def full(self, holders: Holders, count: int = 1) -> str:
-        """Why `count` more are too many, as words for a remark; empty when there is room."""
+        """The reason why `count` more are too many, as words for a remark; empty when the table has room."""
         free = self.most - self.used
         if count > free:
             return f"{self.used} of {self.most} are taken"
         held, allowed = self._held, free
         for name in holders:
-            # A network holds what its parts hold: it may have twice as much as one of them.
+            # A network holds the sum of its parts: it may have twice as much as one of them.
             if held.get(name, 0) + count > allowed:
                 return f"{held.get(name, 0)} of {self.most} are taken by {name}, {free} are free"
             allowed *= 2
         return ""
 
     def room(self, holders: Holders) -> int:
-        """How many more there may be."""
+        """The number of further entries that fit."""
         free = self.most - self.used
         left, allowed, held = free, free, self._held
         for name in holders:
@@ -71,14 +71,14 @@ class Shares:
         return max(0, left)
 
     def take(self, holders: Holders, count: int = 1) -> bool:
-        """Count `count` more, if there is room."""
+        """Count `count` more if they fit."""
         if self.full(holders, count):
             return False
         self.add(holders, count)
         return True
 
     def add(self, holders: Holders, count: int = 1) -> None:
-        """Count `count` more, whether there is room or not; less with a negative number."""
+        """Count `count` more, also if they do not fit; fewer with a negative number."""
         self.used += count
         held = self._held
         for name in holders:
@@ -91,12 +91,12 @@ class Shares:
         assert self.used >= 0, "more was given back than was taken"
 
     def give(self, holders: Holders, count: int = 1) -> None:
-        """Count `count` less."""
+        """Count `count` fewer."""
         self.add(holders, -count)
 
 
 class Holding(Protocol):
-    """A connection, as far as its holder goes."""
+    """A connection as its holder's representative."""
 
     @property
     def peer_address(self) -> str:
@@ -104,11 +104,11 @@ class Holding(Protocol):
 
     @property
     def state(self) -> dict[str, Any]:
-        """What is kept with the connection."""
+        """Values of the connection."""
 
 
 class Gateways:
-    """Networks from which many clients come by the same address: no address of theirs has a share. Raises
+    """Networks from which many clients come by the same address: their addresses have no shares. Raises
     ConfigError for a text that is neither an address nor a network (10.1.2.3, 10.1.0.0/16, 2001:db8::/32)."""
 
     def __init__(self, texts: Iterable[str] = (), setting: str = "trustedGateways") -> None:
@@ -127,11 +127,11 @@ def _network(text: str, setting: str) -> ipaddress.IPv4Network | ipaddress.IPv6N
 
 HoldersOf = Callable[[Holding], Holders]
 ACCOUNT: Final = "account"
-"""The key in a connection's state of the account that it works for."""
+"""The key in a connection's state for its account."""
 
 
 def by_account_and_address(gateways: Gateways | None = None) -> HoldersOf:
-    """The holders of a connection: the account that it works for, else its address."""
+    """The holders of a connection: its account, or else its address."""
     of_address = by_address(gateways)
 
     def holders_of(connection: Holding) -> Holders:
@@ -148,11 +148,11 @@ def by_account_and_address(gateways: Gateways | None = None) -> HoldersOf:
 
 _OF_ACCOUNT: Final = "account "
 _ADDRESS: Final = "holders"
-"""The key in a connection's state of the holders that its address is."""
+"""The key in a connection's state for the holders of its address."""
 
 
 def is_account(name: str) -> bool:
-    """Whether a holder's name is an account's."""
+    """True if a holder's name is an account's."""
     return name.startswith(_OF_ACCOUNT)
 
 

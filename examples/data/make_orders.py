@@ -74,7 +74,7 @@ def order_events(rng: random.Random, number: int) -> Iterator[tuple[datetime, in
 
 
 def make_orders(orders: int = 1070, seed: int = 4097) -> str:
-    """Returns the whole CSV text, events sorted by time; of one order the steps keep their order."""
+    """The whole CSV text, events sorted by time; the steps of an order keep their sequence."""
     rng = random.Random(seed)
     events = [event for number in range(1, orders + 1) for event in order_events(rng, number)]
     events.sort(key=lambda event: event[:2])

@@ -1,8 +1,8 @@
 """Access control as a plug-in: `aclEnable=true` in the configuration of a broker or of a name server.
 
 Accounts stand in plain_acl.yml, as in RocketMQ (`plainfile`, `files`). A request is refused unless a
-signature proves its account (`verify`) and one table says that the account may (`rules`). docs/security.md
-tells the rest.
+signature proves its account (`verify`) and one table allows the request to the account (`rules`). See
+docs/security.md.
 """
 
 from __future__ import annotations
@@ -38,21 +38,23 @@ from rmq_acl.verify import by_address
 __all__ = ["AclPlugin"]
 
 POLL_SECONDS: Final = 1.0
-"""The files of accounts are looked at this often."""
+"""Seconds between two looks at the files of accounts."""
 TRACE_BYTES: Final = 16 << 10
 TRACE_BURST_SECONDS: Final = 60.0
-"""Traces in a second, saved up for so long, of an account that may do nothing else: all may write traces."""
+"""Traces in a second, and seconds for which they are saved up, of an account without other permissions: every
+account may write traces."""
 ADMITTED_MAX: Final = 16
-"""So many administrators' requests are known until they are answered: some are when a file is written."""
+"""Administrators' requests that are remembered until they are answered: some answers wait for a written
+file."""
 
 _NEEDS: Final = {PUBLISH: (TOPIC, PUB), SUBSCRIBE: (TOPIC, SUB), JOIN: (GROUP, SUB)}
-"""What a door's peer does, as kind and permission."""
+"""Action of a door's peer -> kind and permission."""
 
 log = logging.getLogger("rmq.acl")
 
 
 class AclPlugin(Plugin):
-    """The gate: raises AccessDenied for whatever is not allowed."""
+    """The gate: raises AccessDenied for a request that is not allowed."""
 
     def __init__(self, config: Mapping[str, str], host: Host) -> None:
         super().__init__(config, host)
@@ -74,7 +76,7 @@ class AclPlugin(Plugin):
         except AccessDenied as error:
             self.audit.refused(peer.peer_address, command, getattr(error, "reason", error.remark))
             raise
-        except (RemoteProtocolError, ValueError) as error:  # a header that is no text
+        except (RemoteProtocolError, ValueError) as error:  # a header that is not text
             self.audit.refused(peer.peer_address, command, "its header cannot be read")
             raise AccessDenied(remark="the header cannot be read, so it has no valid signature") from error
         if level is Level.ADMIN:
@@ -82,7 +84,7 @@ class AclPlugin(Plugin):
             self.audit.admin(peer.peer_address, command)
 
     def _check_traces(self, command: Command, account: Account | None) -> None:
-        """Bound the traces of an account that may do nothing else. Raises AccessDenied."""
+        """Limit the traces of an account without other permissions. Raises AccessDenied."""
         if account is None or command.code not in TRACE_CODES or not is_free_trace(account, command):
             return
         if not self._traces.take(account.access_key, time.monotonic(), len(command.body)):
@@ -109,7 +111,7 @@ class AclPlugin(Plugin):
         return self._senders.of_run(peer, run, account)
 
     def on_head(self, peer: Peer, command: Command) -> None:
-        """Refuse unsigned requests at once; a signature is checked when the body has come."""
+        """Refuse unsigned requests at once; a signature is checked when the body has arrived."""
         try:
             ext = command.ext
         except (RemoteProtocolError, ValueError):
@@ -121,7 +123,7 @@ class AclPlugin(Plugin):
             self.on_request(peer, command)
 
     def may_publish(self, peer: Peer, topic: str) -> bool:
-        """Whether the account of a connection may send to a topic, according to the present files."""
+        """True if the account of a connection may send to a topic, according to the present files."""
         accounts, name = self.files.accounts, peer.state.get(ACCOUNT)
         if name is None:
             return accounts.is_white(host_of(peer.peer_address))
@@ -129,7 +131,7 @@ class AclPlugin(Plugin):
         return account is not None and may(account, TOPIC, topic, PUB)
 
     def may_act_for(self, peer: Peer, account: str) -> bool:
-        """Whether a connection works for that account, for an administrator, or from a white address."""
+        """True if a connection works for that account, for an administrator, or from a white address."""
         accounts, name = self.files.accounts, peer.state.get(ACCOUNT)
         if name is None:
             return accounts.is_white(host_of(peer.peer_address))
@@ -142,7 +144,7 @@ class AclPlugin(Plugin):
         return None if found is None else found.quota
 
     def authenticate(self, peer: Peer, user: str, secret: str, signed: bytes | None) -> None:
-        """Have a door's peer work for an account, or refuse it with AccessDenied."""
+        """Let a door's peer work for an account, or refuse it with AccessDenied."""
         try:
             self._senders.login(peer, user, secret, signed, self.files.accounts)
         except AccessDenied as error:
@@ -150,7 +152,7 @@ class AclPlugin(Plugin):
             raise
 
     def authenticate_certificate(self, peer: Peer, name: str) -> None:
-        """Have a door's peer work for the account of its certificate's name, or refuse it with
+        """Let a door's peer work for the account of its certificate's name, or refuse it with
         AccessDenied."""
         if name not in self.files.accounts.table:
             self.audit.login_refused(peer.peer_address, name, "no account has the name of the certificate")
@@ -158,8 +160,8 @@ class AclPlugin(Plugin):
         peer.state[ACCOUNT] = name
 
     def may(self, peer: Peer, action: str, name: str) -> bool:
-        """Whether the account of a door's peer has a right, according to the present files; without an
-        account, whether its address is white."""
+        """True if the account of a door's peer has a right, by the present files; without an account, if its
+        address is white."""
         accounts, user = self.files.accounts, peer.state.get(ACCOUNT)
         if user is None:
             return accounts.is_white(host_of(peer.peer_address))
@@ -199,7 +201,7 @@ class AclPlugin(Plugin):
         self.host.shared_changed()
 
     async def run(self) -> None:
-        """Take new accounts when a file has changed."""
+        """Read the accounts again when a file has changed."""
         while True:
             await anyio.sleep(POLL_SECONDS)
             if self.files.poll():

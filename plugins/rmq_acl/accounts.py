@@ -26,15 +26,16 @@ from rmq_acl.addresses import WhiteAddress
 INTERNAL_TOPICS: Final = frozenset(
     {SCHEDULE_TOPIC, TIMER_TOPIC, TRANS_HALF_TOPIC, TRANS_OP_HALF_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC}
 )
-"""They hold messages of all topics: a default permission does not reach them, only an entry of their own."""
+"""Topics with messages of all topics: a default permission does not include them, only an entry of their
+own."""
 
 REQUIRED: Final = "required"
-"""An account's requests must be proved (rmq.protocol.auth.signature): clients of RocketMQ cannot work for
-it."""
+"""Mode: an account's requests must be proved (rmq.protocol.auth.signature): clients of RocketMQ cannot work
+for it."""
 SHOWN: Final = "shown"
-"""They must be from its first proved one on, for as long as the server runs."""
+"""Mode: requests must be proved from the first proved one on, for as long as the server runs."""
 OPTIONAL: Final = "optional"
-"""A request without proof is taken as RocketMQ takes it."""
+"""Mode: a request without proof is accepted, as in RocketMQ."""
 PROOFS: Final = (REQUIRED, SHOWN, OPTIONAL)
 
 _ALL: Final = permissions.PUB | permissions.SUB
@@ -54,8 +55,8 @@ def beyond_default(topic: str) -> int:
 @frozen
 class Account:
     """An account. `topics` and `groups` hold specific permissions; all other topics and groups have the
-    default. `proof` is an element of `PROOFS`, or empty, which leaves it to the server. `quota_text` is the
-    quota as it was written, `quota` what it means; None: no limit."""
+    default. `proof` is an element of `PROOFS`, or empty, which leaves the choice to the server. `quota_text`
+    is the quota in its written form, `quota` its value; None: no limit."""
 
     access_key: str
     secret_key: str = field(repr=False)
@@ -76,7 +77,7 @@ class Account:
 
     @property
     def is_unlimited(self) -> bool:
-        """An administrator without permissions of its own has all."""
+        """True for an administrator without permissions of its own: it has all."""
         return self.admin and not self.topics and not self.groups
 
     def topic_permission(self, topic: str) -> int:
@@ -101,5 +102,5 @@ class Accounts:
     white: tuple[WhiteAddress, ...] = ()
 
     def is_white(self, host: str) -> bool:
-        """Whether requests from an address need no signature."""
+        """True if requests from an address need no signature."""
         return any(host in addresses for addresses in self.white)

@@ -1,4 +1,4 @@
-"""White addresses: which addresses a text of plain_acl.yml names.
+"""White addresses: the addresses that a text of plain_acl.yml names.
 
     192.168.0.7   192.168.0.*   192.168.1-5.*   10.0.0.{1,3}   10.0.0.1,10.0.0.9   *   2001:db8::1-ff
 
@@ -29,14 +29,14 @@ Part = tuple[tuple[int, int], ...]
 
 @frozen
 class WhiteAddress:
-    """The addresses that `text` names; an empty text names none."""
+    """The addresses of a text; an empty text has none."""
 
     text: str = ""
     is_everywhere: bool = False
     choices: tuple[tuple[Part, ...], ...] = field(default=(), repr=False)
 
     def __contains__(self, host: str) -> bool:
-        """Whether an address, without its port, matches."""
+        """True if an address, without its port, matches."""
         if self.is_everywhere:
             return True
         numbers = _numbers(host) if self.choices else None
@@ -44,7 +44,7 @@ class WhiteAddress:
 
 
 def parse(text: str | None) -> WhiteAddress:
-    """Read a text. Raises ValueError that says what was expected."""
+    """Read a text. Raises ValueError with the expected form."""
     text = (text or "").strip()
     if text in EVERYWHERE:
         return WhiteAddress(text, is_everywhere=True)
@@ -67,7 +67,7 @@ def _numbers(host: str) -> tuple[int, ...] | None:
     if isinstance(address, ipaddress.IPv6Address):
         if address.ipv4_mapped is None:
             return tuple(int(part, 16) for part in address.exploded.split(":"))
-        address = address.ipv4_mapped  # a socket that takes both kinds shows IPv4 so
+        address = address.ipv4_mapped  # a socket for both kinds shows IPv4 in this form
     return tuple(address.packed)
 
 

@@ -28,7 +28,7 @@ from rmq.server.log_limit import LogFormat
 LINES_MAX: Final = 50
 """Refusals a second."""
 ADMIN_LINES_MAX: Final = 1000
-"""Lines a second about what administrators do."""
+"""Lines a second about administrators' actions."""
 FILE_BYTES: Final = 10 * 1024 * 1024
 FILES: Final = 10
 
@@ -46,14 +46,14 @@ _SUBJECTS: Final = (
     "key",
     "clientId",
 )
-"""Header fields that say what a request is about; none ever holds a secret."""
+"""Header fields that name the object of a request; none ever holds a secret."""
 _CONFIG_CODES: Final = frozenset({RequestCode.UPDATE_BROKER_CONFIG, RequestCode.UPDATE_NAMESRV_CONFIG})
 
 log = logging.getLogger("rmq.audit")
 
 
 class Audit:
-    """Writes lines; `clock` gives seconds."""
+    """Writes lines; `clock` returns seconds."""
 
     def __init__(self, path: str, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -66,15 +66,15 @@ class Audit:
             self._file.close()
 
     def admin(self, peer: str, command: Command, result: str = "allowed") -> None:
-        """An administrator's request was let through, or has failed."""
+        """Log an administrator's request that was admitted, or has failed."""
         self._line("admin", peer, command, result)
 
     def refused(self, peer: str, command: Command, reason: str) -> None:
-        """A request was refused."""
+        """Log a refused request."""
         self._line("refused", peer, command, reason)
 
     def login_refused(self, peer: str, user: str, reason: str) -> None:
-        """The login of a door's peer was refused."""
+        """Log a refused login of a door's peer."""
         if self._takes("refused"):
             self._write_words(
                 "refused", {"who": user, "from": peer, "action": "LOGIN", "on": "-", "result": reason}
@@ -113,7 +113,7 @@ class Audit:
 
 @define
 class _Budget:
-    """So many lines a second."""
+    """A limit of lines a second."""
 
     most: int
     second: int = -1
@@ -121,7 +121,7 @@ class _Budget:
     left_out: int = 0
 
     def renewed(self, second: int) -> int:
-        """How many lines were left out until now, if a new second has begun."""
+        """The number of lines that were left out until now, if a new second has begun."""
         if second == self.second:
             return 0
         missed, self.left_out = self.left_out, 0
@@ -129,7 +129,7 @@ class _Budget:
         return missed
 
     def take(self) -> bool:
-        """Whether one more is written."""
+        """True if one more line is written."""
         self.lines += 1
         self.left_out += self.lines > self.most
         return self.lines <= self.most
@@ -146,7 +146,7 @@ _OURS: Final = {
         "CONTROLLER_OPERATE",
     )
 }
-"""Requests that are not RocketMQ 4.9's."""
+"""Requests that RocketMQ 4.9 does not have."""
 
 
 def action(code: int) -> str:
@@ -167,7 +167,7 @@ def clean(text: object) -> str:
 def _ext(command: Command) -> Mapping[str, str]:
     try:
         return command.ext
-    except Exception:  # an unreadable header is refused, and still worth a line
+    except Exception:  # an unreadable header is refused, and still gets a line
         return {}
 
 

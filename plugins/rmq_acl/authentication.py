@@ -16,11 +16,12 @@ from rmq_acl.request_signing import SignedRequests
 from rmq_acl.verify import Sender, Unproved, by_address, holding, identify, is_login
 
 _PROVED: Final = "proved account"
-"""Under this key of `Peer.state`: the account whose signature a connection showed last."""
+"""The key of `Peer.state` for the account of a connection's last valid signature."""
 
 
 class Authentication:
-    """`now_ms` is wall time, `clock` gives seconds. `admins_must`: see `SignedRequests`."""
+    """Authentication of requests. `now_ms` is wall time, `clock` returns seconds. `admins_must`: see
+    `SignedRequests`."""
 
     def __init__(self, now_ms: Callable[[], int], clock: Callable[[], float], *, admins_must: bool) -> None:
         self.proofs = SignedRequests(now_ms, admins_must=admins_must)
@@ -55,7 +56,7 @@ class Authentication:
             return None
         nonces = [(nonce, time) for _, _, nonce, time in signed if nonce]
         if nonces and len(nonces) < len(signed):
-            return None  # signatures beside proofs: what comes first counts
+            return None  # signatures beside proofs: the one that comes first counts
         take = self.proofs.taking(account, nonces) if nonces else self.proofs.taking_signed(account)
         if take is None:
             return None
@@ -67,7 +68,7 @@ class Authentication:
         return note
 
     def _new(self, peer: Peer, command: Command, name: str, accounts: Accounts) -> Sender:
-        """The sender on a connection that has shown no right signature of this account yet."""
+        """The sender on a connection that has shown no valid signature of this account yet."""
         host, address = host_of(peer.peer_address), peer.peer_address
         shows = SIGNATURE in command.ext or PROOF in command.ext
         try:

@@ -24,7 +24,7 @@ from rmq_acl.plainfile import AclFileError
 
 
 class Commands:
-    """Answers from the files and changes them."""
+    """Handlers of requests about accounts, from the files and changing them."""
 
     def __init__(self, files: AclFiles, host: Host) -> None:
         self._files = files
@@ -54,7 +54,8 @@ class Commands:
         return self._change(request, peer, path, delete_account(name), refusal)
 
     def _on_global_white(self, request: Command, peer: Peer, now_ms: int) -> Command | None:
-        """Only a file that is read already can be named: no path of the sender's choice is written."""
+        """Set the global white addresses, in a file that is read already: no path of the sender's choice is
+        written."""
         refusal = _refusal(211, "global white addresses were not changed")
         path = request.ext.get("aclFileFullPath") or str(self._files.main)
         if path != str(self._files.main) and path not in self._files.versions():
@@ -87,7 +88,7 @@ class Commands:
 
         def then(done: tuple[State, ResponseError | None]) -> Command:
             state, refused = done
-            self._files.take(state)  # also when refused: another server with these files may have done it
+            self._files.take(state)  # also when refused: another server may have changed these files
             self._host.shared_changed()
             if refused is not None:
                 raise refused
@@ -117,7 +118,7 @@ class Commands:
 
 
 def shown(account: Account) -> dict[str, Any]:
-    """An account as request 54 answers it, with a mask for its secret."""
+    """An account in the form of request 54's response, with a mask for its secret."""
     row: dict[str, Any] = {
         "accessKey": account.access_key,
         "admin": account.admin,

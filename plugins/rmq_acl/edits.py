@@ -11,12 +11,12 @@ from rmq_acl.plainfile import ACCESS_KEY, ACCOUNTS, GLOBAL_WHITE, SECRET_KEY
 Edit = Callable[[dict[str, Any]], None]
 
 MASK: Final = "******"
-"""What stands where a secret would be."""
+"""Mask in place of a secret."""
 
 
 def update_account(header: CreateAccessConfigRequestHeader, own: Mapping[str, str | None]) -> Edit:
-    """Make an account or change one: a field that is not given stays, `admin` is always given. `own`: the
-    fields that RocketMQ does not know, `proof` and `quota`.
+    """Create an account or change one: a missing field stays, `admin` is always given. `own`: the fields that
+    only rmq knows, `proof` and `quota`.
 
     The edit raises ValueError when a new account has no secret.
     """
@@ -32,7 +32,7 @@ def update_account(header: CreateAccessConfigRequestHeader, own: Mapping[str, st
         "quota": own.get("quota"),
     }
     if given[SECRET_KEY] == MASK:
-        given[SECRET_KEY] = None  # an answer of ours, sent back
+        given[SECRET_KEY] = None  # our own answer, sent back
 
     def edit(tree: dict[str, Any]) -> None:
         account = _account(tree, header.access_key)

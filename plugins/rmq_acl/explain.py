@@ -1,4 +1,4 @@
-"""Why an account may do something or not, in words. Pure; `rmq acl explain` prints it."""
+"""Explanation why an account may do an action or not, in words. Pure; `rmq acl explain` prints it."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ FILE_NAME: Final = "plain_acl.yml"
 FOLDER_NAME: Final = "acl"
 SUFFIXES: Final = (".yml", ".yaml")
 KEPT: Final = ".bak"
-"""Added to the name of a file whose place the master's has taken."""
+"""Suffix of a file whose place the master's file has taken."""
 HOW_TO_MAKE_ONE: Final = "`rmq acl add NAME --admin --file FILE` makes one"
 
 _READ_BY_OTHERS: Final = 0o077
@@ -71,12 +71,12 @@ class AclFiles:
 
     @property
     def files(self) -> tuple[AclFile, ...]:
-        """As they were read last."""
+        """The files of the last read."""
         return self._state.files
 
     @property
     def accounts(self) -> Accounts:
-        """Of all files together."""
+        """The accounts of all files together."""
         return self._state.accounts
 
     def load(self) -> None:
@@ -109,7 +109,7 @@ class AclFiles:
         return True
 
     def path_of(self, access_key: str) -> str:
-        """The file that an account stands in, or shall stand in."""
+        """The file of an account, or the file for a new one."""
         for file in self.files:
             if any(account.access_key == access_key for account in file.accounts):
                 return file.path
@@ -145,7 +145,7 @@ class AclFiles:
         return State(files, accounts, {**state.stamps, path: _stamp_of(Path(path))})
 
     def take(self, state: State) -> None:
-        """Use these accounts from now on. `poll` notices changes on the disk since they were read."""
+        """Use these accounts from now on. `poll` notices changes on the disk since their read."""
         if not any(account.admin for account in state.accounts.table.values()):
             log.warning("no account in %s is an administrator", self.main)
         self._state = state
@@ -186,11 +186,12 @@ class AclFiles:
         return "" if path == str(self.main) else os.path.relpath(path, self.main.parent)
 
     def _place(self) -> str:
-        """Which file of which machine is the main one: two brokers of a machine may have the same."""
+        """The identity of the main file, by machine and path: two brokers of a machine may have the same
+        file."""
         return f"{socket.gethostname()}:{os.path.realpath(self.main)}"
 
     def _named(self, text: bytes) -> dict[str, bytes] | None:
-        """The bytes of the files of a text, by their local paths, the main file first; None when they equal
+        """The bytes of the files in a text, by their local paths, the main file first; None when they equal
         ours."""
         given = json.loads(text)
         rows = given.get("files") if isinstance(given, dict) else None
@@ -267,7 +268,7 @@ def _remove(path: str) -> None:
 
 
 def _replace(path: str, data: bytes) -> None:
-    """Put `data` in the place of a file, in one step; its mode stays, a new file is the owner's alone."""
+    """Replace a file by `data`, in one step; its mode stays, a new file is the owner's alone."""
     try:
         replace_file(path, data, mode=None if os.path.exists(path) else OWNER_ONLY)
     except OSError as error:

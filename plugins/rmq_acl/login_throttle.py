@@ -1,8 +1,8 @@
 """Throttle of guesses at secrets: few wrong signatures under the same name from the same address.
 
 Other clients cannot lock an account out: only its name together with the address counts, and a connection
-that has shown a right signature goes on. Right signatures among many wrong signatures, as when a secret has
-changed and some clients still have the old secret, get through at the same pace.
+that has shown a right signature continues. Right signatures among many wrong ones, for example when a secret
+has changed and some clients still have the old one, are checked at the same pace.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import Final
 from rmq.errors import AccessDenied
 
 FREE: Final = 20
-"""Wrong signatures of one name from one address that are looked at without a pause."""
+"""Wrong signatures of one name from one address that are checked without a pause."""
 PER_SECOND: Final = 2.0
-"""How many more are looked at each second after that."""
+"""Further signatures that are checked in a second."""
 ENTRIES_MAX: Final = 10_000
 NAME_MAX: Final = 128
 
@@ -26,7 +26,7 @@ class LoginThrottle:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        # (address, name) -> when all is forgiven, in seconds; the one that was wrong longest ago first
+        # (address, name) -> time in seconds when all is forgiven; the longest unchanged entry first
         self._until: OrderedDict[tuple[str, str], float] = OrderedDict()
 
     def check(self, host: str, name: str) -> None:
@@ -43,7 +43,7 @@ class LoginThrottle:
             raise AccessDenied(remark=remark)
 
     def failed(self, host: str, name: str) -> None:
-        """A signature was wrong, or there is no such account."""
+        """Note a wrong signature, or an unknown account."""
         key, now = (host, name[:NAME_MAX]), self._clock()
         until = max(self._until.pop(key, now), now) + 1 / PER_SECOND
         if len(self._until) >= ENTRIES_MAX:

@@ -6,7 +6,7 @@ from typing import Final
 
 DENY: Final = 1
 ANY: Final = 2
-"""Only asked for, never given: either of PUB and SUB will do."""
+"""A permission to ask for, never to give: either of PUB and SUB is enough."""
 PUB: Final = 4
 SUB: Final = 8
 
@@ -25,7 +25,7 @@ def parse(text: str | None) -> int:
 
 
 def allows(needed: int, owned: int) -> bool:
-    """Whether the permission `owned` includes `needed`."""
+    """True if the permission `owned` includes `needed`."""
     if owned & DENY:
         return False
     if needed & ANY:

@@ -40,7 +40,7 @@ ACCOUNT_KEYS: Final = (
     "quota",
 )
 KEY_LENGTH_MIN: Final = 7
-"""Letters of an access key and of a secret: RocketMQ wants more than six."""
+"""Least letters of an access key and of a secret: RocketMQ requires more than six."""
 
 _TEXT: Final = "tag:yaml.org,2002:str"
 
@@ -50,7 +50,7 @@ T = TypeVar("T")
 
 
 class AclFileError(RmqError):
-    """A file of accounts cannot be used; nothing of it has been."""
+    """A file of accounts cannot be used; no part of it is in force."""
 
     hint = "correct the file at the line that is named"
 
@@ -146,7 +146,7 @@ class _Reader:
         return list(node.value)
 
     def text(self, node: yaml.Node | None, what: str) -> str:
-        """The text as it is written, so that 0123456 is not taken for a number."""
+        """The text in its written form, so that 0123456 is not read as a number."""
         if node is None or _is_null(node):
             return ""
         if not isinstance(node, yaml.ScalarNode):

@@ -1,5 +1,5 @@
-"""Request signing: which requests need a proof, and whether a proof is new rather than a replay. See
-rmq.protocol.auth.signature.
+"""Request signing: decides whether a request needs a proof, and whether a proof is new rather than a replay.
+See rmq.protocol.auth.signature.
 
 A session's numbers grow, so a number that is not above its last was used before. Forgotten sessions leave the
 time of their last request: an unknown session must begin after it.
@@ -20,7 +20,8 @@ from rmq_acl.accounts import OPTIONAL, REQUIRED, SHOWN, Account
 SESSIONS_MAX: Final = 10_000
 """Sessions of one account that are remembered."""
 START_SLACK_MS: Final = 60_000
-"""What was signed longer than this before the start may have been taken by the process before."""
+"""Age before the start, in ms, above which a signed request may have been accepted by the previous
+process."""
 
 _SESSION: Final = slice(MARK_LENGTH, MARK_LENGTH + SESSION_LENGTH)
 _COUNT: Final = slice(MARK_LENGTH + SESSION_LENGTH + 1, None)
@@ -68,8 +69,8 @@ class SignedRequests:
         return account.proof or (REQUIRED if account.admin and self._admins_must else OPTIONAL)
 
     def check_needed(self, account: Account) -> None:
-        """An account has signed a request as RocketMQ's clients do. Raises AccessDenied if that is too
-        little."""
+        """Check whether a RocketMQ client's signature is enough for a request of an account. Raises
+        AccessDenied if it is not."""
         mode = self.mode(account)
         if mode == REQUIRED or (mode == SHOWN and account.access_key in self._sessions):
             remark = (
@@ -126,7 +127,7 @@ class SignedRequests:
         sessions = self._sessions.get(account.access_key)
         last = None if sessions is None else sessions.table.get(session)
         if sessions is None or last is None:
-            return None  # a session begins with one that is looked at by itself
+            return None  # a session begins with a request that is checked by itself
         first = _number(proofs[0][0][_COUNT])
         if first <= last[0]:
             return None
@@ -137,7 +138,7 @@ class SignedRequests:
         return take
 
     def forget_others(self, names: Mapping[str, object]) -> None:
-        """Accounts were read again: forget the sessions of removed accounts."""
+        """Forget the sessions of removed accounts, after a new read of the accounts."""
         for name in self._sessions.keys() - names.keys():
             del self._sessions[name]
 

@@ -42,7 +42,7 @@ from rmq_acl.verify import Sender
 Need = tuple[str, str, int]
 """(TOPIC or GROUP, its name, PUB, SUB or ANY)."""
 TopicOf = Callable[[int], "str | None"]
-"""The topic that the message at a physical offset belongs to; None when there is none."""
+"""The topic of the message at a physical offset; None without one."""
 
 TOPIC: Final = "topic"
 GROUP: Final = "group"
@@ -64,10 +64,10 @@ HEADERS: Final[Mapping[int, Any]] = {
 
 
 class Level(IntEnum):
-    """Whether a peer may send the request at all."""
+    """Classes of peers that may send the request."""
 
     ACCOUNT = 0
-    """Any account, and white addresses; then the needs are checked."""
+    """Any account, and white addresses; the needs are checked as well."""
     SERVER = 1
     """Other servers of the cluster: administrators and addresses of the global white list."""
     ADMIN = 2
@@ -98,7 +98,7 @@ def check(command: Command, sender: Sender, topic_of: TopicOf) -> Level:
 
 
 def may(account: Account, kind: str, name: str, needed: int) -> bool:
-    """Whether an account may do something with a topic or a group."""
+    """True if an account may do an action with a topic or a group."""
     if kind == GROUP:
         return allows(needed, account.group_permission(name))
     if name == TRACE_TOPIC and needed == PUB:
@@ -109,17 +109,17 @@ def may(account: Account, kind: str, name: str, needed: int) -> bool:
 TRACE_CODES: Final = frozenset(
     (Code.SEND_MESSAGE, Code.SEND_MESSAGE_V2, Code.SEND_BATCH_MESSAGE, IDEMPOTENT_SEND)
 )
-"""By these messages go to the topic of traces."""
+"""Requests whose messages go to the topic of traces."""
 
 
 def has_rights(account: Account) -> bool:
-    """Whether an account may do anything, and so has something to trace."""
+    """True if an account has any permission, and so has events to trace."""
     given = (*account.topics.values(), *account.groups.values(), account.default_topic, account.default_group)
     return account.is_unlimited or any(allows(ANY, one) for one in given)
 
 
 def is_free_trace(account: Account, command: Command) -> bool:
-    """Whether a send goes to the topic of traces, from an account that has nothing to trace."""
+    """True if a send goes to the topic of traces, from an account without other permissions."""
     return not has_rights(account) and command.read(HEADERS[command.code]).topic == TRACE_TOPIC
 
 
@@ -152,7 +152,7 @@ def _refusal(kind: str, name: str) -> str:
     return f"No default permission for {kind}:{name[:255]}"
 
 
-# ---- what requests touch ----
+# ---- topics and groups of requests ----
 
 
 def _fields(
@@ -174,13 +174,13 @@ def _fields(
 
 def _send(command: Command, topic_of: TopicOf) -> tuple[Need]:
     topic = command.read(HEADERS[command.code]).topic
-    # A retry topic is written by the consumers of its group, when they give a message back.
+    # A retry topic is written by the consumers of its group, when they send a message back.
     return ((TOPIC, topic, SUB if topic.startswith(RETRY_PREFIX) else PUB),)
 
 
 def _send_back(command: Command, topic_of: TopicOf) -> list[Need]:
-    """A message that is given back is copied to the group's retry topic: only a client that may read the
-    message may have it copied."""
+    """A message that is sent back is copied to the group's retry topic: only a client that may read the
+    message may copy it."""
     header = command.read(HEADERS[command.code])
     topic = topic_of(header.offset)
     needs: list[Need] = [(GROUP, header.group, SUB)]
@@ -188,7 +188,8 @@ def _send_back(command: Command, topic_of: TopicOf) -> list[Need]:
 
 
 def _pull(command: Command, topic_of: TopicOf) -> list[Need]:
-    """A client that may read a topic may inspect it with RocketMQ's tools, whose group stores nothing."""
+    """Needs of a pull: a client that may read a topic may inspect it with RocketMQ's tools, whose group
+    stores no offset."""
     header = command.read(HEADERS[command.code])
     needs: list[Need] = [(TOPIC, header.topic, SUB)]
     return needs if header.consumer_group == TOOLS_GROUP else [*needs, (GROUP, header.consumer_group, SUB)]
@@ -250,7 +251,8 @@ def _check_client(command: Command, topic_of: TopicOf) -> list[Need]:
 
 
 def _route(command: Command, topic_of: TopicOf) -> list[Need]:
-    """A client that may read or write a topic may know its route; the default topic is open to all."""
+    """Needs of a route: a client that may read or write a topic may know its route; the default topic is open
+    to all."""
     topic = command.read(HEADERS[command.code]).topic
     if topic in (AUTO_CREATE_TOPIC, TRACE_TOPIC):
         return []
@@ -308,7 +310,7 @@ _CLIENTS: Final[dict[int, Rule]] = {
     Code.GET_ROUTEINFO_BY_TOPIC: Rule(Level.ACCOUNT, _route),
     Code.GET_BROKER_CLUSTER_INFO: Rule(Level.ACCOUNT),
 }
-"""What applications and the owners of topics and groups ask."""
+"""Requests of applications and of owners of topics and groups."""
 
 _SERVERS: Final = (
     Code.REGISTER_BROKER,
@@ -322,7 +324,8 @@ _SERVERS: Final = (
     CONTROLLER_MESSAGE,
     CONTROLLER_ASK,
 )
-"""What brokers ask a name server or a controller, slaves their master, and controllers each other."""
+"""Requests of brokers to a name server or a controller, of slaves to their master, and of controllers to each
+other."""
 
 _ADMINS: Final = (
     Code.QUERY_BROKER_OFFSET,
@@ -383,7 +386,7 @@ _ADMINS: Final = (
     CONTROLLER_STATUS,
     CONTROLLER_OPERATE,
 )
-"""What changes the cluster, or shows more of it than one topic or group."""
+"""Requests that change the cluster, or show more of it than one topic or group."""
 
 CLIENT_CODES: Final = frozenset(
     {
@@ -395,7 +398,7 @@ CLIENT_CODES: Final = frozenset(
         Code.PUSH_REPLY_MESSAGE_TO_CLIENT,
     }
 )
-"""What a broker asks a client; no server takes them."""
+"""Requests of a broker to a client; no server accepts them."""
 
 RULES: Final[Mapping[int, Rule]] = {
     int(code): rule

@@ -21,10 +21,10 @@ from rmq_acl.addresses import host_of
 from rmq_acl.request_signing import SignedRequests
 
 UNIQUE_KEY_QUERY: Final = "_UNIQUE_KEY_QUERY"
-"""Java clients before 4.9 leave this field of QUERY_MESSAGE out of what they sign; later ones do not."""
+"""A field of QUERY_MESSAGE that Java clients before 4.9 do not sign; later clients do."""
 
 _NOBODY: Final = Account("", secrets.token_hex())
-"""Stands for an account that is not there, so that the time of an answer does not tell its absence."""
+"""Stands for a missing account, so that the time of an answer does not show its absence."""
 
 
 class Unproved(AccessDenied):
@@ -38,8 +38,8 @@ class Unproved(AccessDenied):
 
 @frozen
 class Sender:
-    """Sender of a command: an account, or None for a white address; and whether a signature proves the
-    account."""
+    """Sender of a command: an account, or None for a white address; `signed` is true if a signature proves
+    the account."""
 
     account: Account | None
     is_signed: bool
@@ -99,7 +99,8 @@ def _signer(command: Command, accounts: Accounts, proofs: SignedRequests) -> Acc
 
 
 def holding(run: Run, account: Account) -> list[tuple[bytes, bytes, str, str]]:
-    """What `run.signed` gives, if each signature or proof is right by the account's secret; else nothing."""
+    """The content of `run.signed`, if each signature or proof is valid by the account's secret; else
+    nothing."""
     key, signed = account.key, run.signed()
     mark = key.mark.encode()
     for content, given, nonce, _ in signed:
@@ -111,7 +112,7 @@ def holding(run: Run, account: Account) -> list[tuple[bytes, bytes, str, str]]:
 
 
 def is_login(accounts: Accounts, user: str, secret: str, signed: bytes | None) -> bool:
-    """Whether a secret, or the signature of `signed` under it, is that of an account."""
+    """True if a secret, or the signature of `signed` under it, is that of an account."""
     account = accounts.table.get(user, _NOBODY)
     expected = account.secret_key if signed is None else signature_of(signed, account.key)
     return _same(secret, expected) and account is not _NOBODY
@@ -124,7 +125,7 @@ def _is_signed_as_by_java(command: Command, ext: Mapping[str, str], key: Key) ->
     for signed in _as_signed(command, ext):
         content = order_of(signed).content(signed, command.body)
         if _same(given, signature_of(content, key)):
-            # A proved request whose fields were given other names, so that nobody would look for its proof.
+            # A proved request whose fields were given other names, to hide its proof.
             return key.mark.encode() not in content
     return False
 

@@ -2,7 +2,7 @@
 
 Programs of Jakarta Messaging (JMS) use a broker of AMQP 1.0 by the Qpid JMS client; so do clients of other
 languages. They connect to a port of its own, `amqpPort` (5672 unless set; 0 for none), or to the port for
-clients, where AMQP is told apart by its first bytes. Both take plain connections, TLS and WebSocket.
+clients, where the broker recognizes AMQP by its first bytes. Both take plain connections, TLS and WebSocket.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class AmqpPlugin(Plugin):
 
     def __init__(self, config: Mapping[str, str], host: Host) -> None:
         super().__init__(config, host)
-        # The engine is loaded where it is used: values, messages and logins work without the extra.
+        # The engine is loaded on use: values, messages and logins work without the extra.
         from rmq_amqp.connection import Connection
         from rmq_amqp.shared import Shared
 

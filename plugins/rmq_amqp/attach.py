@@ -1,4 +1,4 @@
-"""Attaching: which kind of link a peer asks for, by its termini."""
+"""Attaching: chooses the kind of link that a peer requests, by its termini."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _NO_LOCALS: Final = (NO_LOCAL, "apache.org:no-local-filter:list")
 
 
 def attach(connection: Connection, link: Any) -> Link:
-    """The link that a peer asks for. Raises Refused, AccessDenied, ResponseError."""
+    """The link for a peer's request. Raises Refused, AccessDenied, ResponseError."""
     if link.name is None:
         raise Refused(INVALID_FIELD, "the link has no name")
     return _producer(connection, link) if link.is_receiver else _consumer(connection, link)

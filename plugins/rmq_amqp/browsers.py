@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 UNSENT_BYTES = 1 << 20
 LOOKS_OF_A_TURN = 2_000
-"""Messages that are looked at before others have their turn."""
+"""Messages that are read before other connections have their turn."""
 
 
 class Browser(Link):
@@ -65,7 +65,7 @@ class Browser(Link):
         self.connection.wake()
 
     def _look(self) -> int:
-        """Read on; returns the number of messages that were looked at."""
+        """Read further; returns the number of messages that were read."""
         queue_id, offset, end = self._left.popleft()
         messages, following = self._host.browse(self._topic, self._topic, queue_id, offset)
         now_ms = self._host.now_ms()

@@ -1,4 +1,5 @@
-"""Choosing: which messages a consumer gets, by its selector, by their groups and by the connection behind."""
+"""Choosing: the messages that a consumer gets, by its selector, by their groups and by the connection
+behind."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
     from rmq_amqp.selectors import Selector
 
 BUCKETS: Final = 1_024
-"""Message groups that share a bucket come to the same consumer."""
+"""Number of buckets: message groups of one bucket go to the same consumer."""
 
 _NAMES: Final = {
     "JMSXGroupID": PROPERTY_SHARDING_KEY,
@@ -54,11 +55,11 @@ class Choice:
 
     @property
     def is_all(self) -> bool:
-        """Whether all messages are chosen."""
+        """True if all messages are chosen."""
         return self._selector is None and not self._hidden_client
 
     def __call__(self, message: Message | StoredMessage) -> bool:
-        """Whether the consumer gets a message."""
+        """True if the consumer gets a message."""
         if self._hidden_client and message.properties.get(messages.CLIENT) == self._hidden_client:
             return False
         if self._selector is None:
@@ -68,25 +69,24 @@ class Choice:
 
 
 class GroupOwners:
-    """The consumers of a queue that have its message groups: each group comes to one consumer, as long as the
-    consumer is there.
-    """
+    """The consumers of a queue that have its message groups: each group goes to one consumer until the
+    consumer ends."""
 
     def __init__(self) -> None:
         self.version = 0
         self.consumers = 0
         self.is_active = False
-        """Whether the queue has had a message of a group."""
+        """True if the queue has had a message of a group."""
         self._owners: dict[int, object] = {}
 
     def claim(self, group: str, consumer: object) -> bool:
-        """Whether a group is a consumer's; a group without a consumer becomes this consumer's."""
+        """True if a group is a consumer's; a group without a consumer becomes this consumer's."""
         self.is_active = True
         bucket = zlib.crc32(group.encode()) % BUCKETS
         return self._owners.setdefault(bucket, consumer) is consumer
 
     def release(self, consumer: object) -> None:
-        """A consumer has ended: its groups may become another consumer's."""
+        """Release the groups of a consumer that has ended: they may become another consumer's."""
         mine = [bucket for bucket, owner in self._owners.items() if owner is consumer]
         for bucket in mine:
             del self._owners[bucket]
@@ -108,22 +108,22 @@ class QueueChooser:
 
     @property
     def is_needed(self) -> bool:
-        """Whether a message might be refused."""
+        """True if a message might be refused."""
         return self._owners.is_active or not self._choice.is_all
 
     def __call__(self, message: StoredMessage) -> bool:
-        """Whether the consumer takes a message."""
+        """True if the consumer takes a message."""
         if not self._choice(message):
             return False
         group = message.properties.get(PROPERTY_SHARDING_KEY)
         return group is None or self._owners.claim(group, self)
 
     def took(self, message: StoredMessage) -> None:
-        """A message was taken without a choice: its group is this consumer's."""
+        """Note a message that was taken without a choice: its group becomes this consumer's."""
         group = message.properties.get(PROPERTY_SHARDING_KEY)
         if group is not None:
             self._owners.claim(group, self)
 
     def end(self) -> None:
-        """The consumer has ended."""
+        """Note the end of the consumer."""
         self._owners.release(self)

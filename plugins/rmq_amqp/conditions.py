@@ -40,7 +40,7 @@ _OF_RESPONSE: Final = {
 
 
 class Refused(Exception):
-    """A refusal by a condition and a description for people."""
+    """A refusal with a condition and a readable description."""
 
     def __init__(self, condition: str, text: str) -> None:
         super().__init__(f"{condition}: {text}")
@@ -49,7 +49,7 @@ class Refused(Exception):
 
 
 EXPECTED: Final = (Refused, RmqError, Malformed, UnicodeDecodeError)
-"""Errors that a condition tells; any other is a bug and is logged."""
+"""Errors that have a condition; any other error is a bug and is logged."""
 
 
 def of_error(error: Exception) -> tuple[str, str]:

@@ -1,5 +1,5 @@
-"""One connection: its login, its sessions and links, and its two tasks: one reads bytes, the other goes on
-with what waits until the peer has taken what was sent."""
+"""One connection: its login, its sessions and links, and its two tasks: one reads bytes, the other continues
+waiting work when the peer has taken the sent bytes."""
 
 from __future__ import annotations
 
@@ -41,22 +41,21 @@ FRAME_BYTES: Final = 16_384
 CHANNELS: Final = 255
 LINKS_MAX: Final = 4_096
 IDLE_SECONDS: Final = 120.0
-"""A peer that sends nothing for so long, not even an empty frame, has ended."""
+"""Seconds without a frame, even an empty one, after which a peer counts as ended."""
 OPEN_SECONDS: Final = 30.0
-"""A peer has so long for its login and the opening of the connection."""
+"""Seconds for the login and the opening of the connection."""
 TICK_SECONDS: Final = (0.05, 10.0)
 SESSION_BYTES: Final = 1_024 * FRAME_BYTES
-"""The window of a session: a peer may send so many frames before it waits for an answer, and a message is at
-least a frame. Frames are taken from the engine at once, so that the window is no buffer."""
+"""The window of a session: the frames that a peer may send before it waits for an answer; a message is at
+least one frame. Frames are taken from the engine at once, so the window is no buffer."""
 
 READ_BYTES: Final = (1_024, 65_536)
 TURN_SECONDS: Final = 0.02
-"""A peer whose bytes take longer than this to handle is read from in smaller parts, so that others have their
-turn."""
+"""Seconds of handling after which a peer is read from in smaller parts, so that others have their turn."""
 WAITING_BYTES: Final = 4 << 20
-"""A connection is not read from while more bytes of its messages wait for room in the store."""
+"""Bytes of messages that wait for room in the store, past which the connection is not read from."""
 PARTIAL_BYTES: Final = 64 << 20
-"""A connection ends when the parts of messages whose rest has not come have more bytes."""
+"""Bytes of incomplete messages past which the connection is ended."""
 
 CAPABILITIES: Final = ("ANONYMOUS-RELAY", "DELAYED_DELIVERY", "SHARED-SUBS", "sole-connection-for-container")
 
@@ -134,7 +133,7 @@ class Connection:
             self._end(f"its peer has not opened the connection within {OPEN_SECONDS:g} s")
 
     async def _go_on(self) -> None:
-        """Go on with what waits until the peer takes what was sent."""
+        """Continue waiting work when the peer has taken the sent bytes."""
         while True:
             await self._changed.wait()
             self._changed = anyio.Event()
@@ -146,7 +145,8 @@ class Connection:
                     link.resume()
 
     def wake(self) -> None:
-        """Have the bytes for the peer sent soon, with those of all outcomes that come at the same time."""
+        """Send the bytes for the peer soon, together with those of all outcomes that come at the same
+        time."""
         if not self._is_feeding:
             self.host.soon(self.flush)
 
@@ -156,7 +156,7 @@ class Connection:
         self._changed.set()
 
     def count(self, waiting: int) -> None:
-        """So many bytes more wait for room in the store; fewer by a negative number."""
+        """Count bytes that wait for room in the store; fewer by a negative number."""
         self._waiting_bytes += waiting
         self._hold()
         if self._waiting_bytes <= WAITING_BYTES:
@@ -296,7 +296,7 @@ class Connection:
         connection.open()
 
     def _redirect(self, leader: str) -> None:
-        """Refuse the connection at a slave; send the peer to the master, if that is known."""
+        """Refuse the connection at a slave; send the peer to the master, if its address is known."""
         connection = self._engine.connection
         connection.properties = {engine.symbol("amqp:connection-establishment-failed"): True}
         connection.open()
@@ -332,7 +332,7 @@ class Connection:
             self.stream.close(reason)
 
     def closed(self) -> None:
-        """The connection has ended."""
+        """Forget the state of a connection that has ended."""
         self._is_ended = True
         for link in list(self._links.values()):
             link.is_ended = True
@@ -434,8 +434,8 @@ class Connection:
     # ---- memberships ----
 
     def join(self, group: str, topic: str) -> Callable[[], None]:
-        """Be a member of a group for a link; returns the function that ends that. Raises AccessDenied,
-        ResponseError."""
+        """Become a member of a group for a link; returns the function that ends the membership. Raises
+        AccessDenied, ResponseError."""
         if group not in self._joined:
             self.host.join(group, self.client_id, {topic: "*"})
             self._joined[group] = 0

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("rmq.amqp")
 
 LEASE_MS: Final = 7 * 86_400_000
-"""A message that its consumer does not settle for so long comes again."""
+"""Seconds without a settlement after which a message is redelivered."""
 TAKE_MAX: Final = 32
 WAIT_SECONDS: Final = 20.0
 UNSENT_BYTES: Final = 1 << 20
@@ -63,7 +63,7 @@ class Consumer(Link):
         self._pull()
 
     def resume(self) -> None:
-        """Go on to send."""
+        """Continue to send."""
         self._pull()
 
     def _request(self, most: int) -> TakeRequest:
@@ -157,7 +157,7 @@ class Consumer(Link):
         else:
             settlements.accept(self._group, self._topic, one.handle)
 
-    # ---- what the peer says ----
+    # ---- input of the peer ----
 
     def on_delivery(self, delivery: Any) -> None:
         """Take the peer's outcome of a message."""
@@ -186,7 +186,7 @@ class Consumer(Link):
         self._settled()
 
     def _within(self, delivery: Any, out: Out) -> None:
-        """The peer acknowledges a message in a transaction."""
+        """Acknowledge a message in a transaction."""
         try:
             transaction = self.connection.transactions.find(engine.state_of(delivery))
         except EXPECTED as error:
@@ -238,7 +238,7 @@ class Consumer(Link):
         self._subscription.end(is_closed=is_closed)
 
     def on_lost(self) -> None:
-        """Forget the messages: the broker gives back all of a connection."""
+        """Forget the messages: the broker gives back all messages of a connection."""
         self._out.clear()
         self._end_wait = None
         self._subscription.end(is_closed=False)

@@ -65,7 +65,7 @@ class Engine:
         while at < len(data) and not self._has_failed:
             room = self._transport.capacity()
             if room <= 0:
-                self._has_failed = True  # a close that the peer has sent, or an error: nothing more is read
+                self._has_failed = True  # a close that the peer has sent, or an error: no more bytes are read
                 return
             part = data[at : at + room]
             at += len(part)
@@ -111,7 +111,7 @@ class Engine:
 
     @property
     def is_done(self) -> bool:
-        """Whether nothing more is sent: the connection was closed, or has failed."""
+        """True if no more bytes are sent: the connection was closed, or has failed."""
         try:
             return bool(self._transport.pending() < 0)
         except proton.ProtonException:
@@ -119,12 +119,12 @@ class Engine:
 
     @property
     def error(self) -> str:
-        """The reason for which the engine has ended the connection; empty without one."""
+        """The reason why the engine has ended the connection; empty without one."""
         condition = self._transport.condition
         return "" if condition is None else f"{condition.name}: {condition.description}"
 
     def tick(self, now: float) -> float:
-        """Look at the idle time-outs; returns the time of the next look, 0 without one."""
+        """Check the idle time-outs; returns the time of the next check, 0 without one."""
         try:
             return float(self._transport.tick(now))
         except proton.ProtonException:
@@ -137,7 +137,7 @@ class Engine:
         self.connection.close()
 
     def release(self) -> None:
-        """Let go of the connection: nothing of it is used any more."""
+        """Release the connection: no part of it is used any more."""
         self._transport.unbind()
         self.connection.free()
         self._collector.release()
@@ -157,7 +157,7 @@ def session_of(pointer: Any) -> Any:
 
 
 def accept_link(link: Any) -> None:
-    """Open a link as its peer has asked for it."""
+    """Open a link that its peer has requested."""
     link.source.copy(link.remote_source)
     link.target.copy(link.remote_target)
     link.snd_settle_mode = link.remote_snd_settle_mode
@@ -233,7 +233,7 @@ def words(data: Any) -> list[str]:
 
 
 def desired_capabilities(connection: Any) -> list[str]:
-    """The capabilities that a peer asks for when it opens the connection. Raises Malformed."""
+    """The capabilities that a peer requests when it opens the connection. Raises Malformed."""
     return _words(_value(cproton.pn_connection_remote_desired_capabilities(connection._impl)))
 
 
@@ -269,7 +269,7 @@ def receive(link: Any, inbox: bytearray) -> None:
 
 
 def drop(link: Any, delivery: Any) -> None:
-    """Let go of a delivery on a link that has ended here."""
+    """Release a delivery on a link that has ended on this side."""
     if cproton.pn_link_is_receiver(link) and cproton.pn_delivery_readable(delivery):
         receive(link, bytearray())
         if not cproton.pn_delivery_partial(delivery):
@@ -278,22 +278,22 @@ def drop(link: Any, delivery: Any) -> None:
 
 
 def advance(link: Any) -> None:
-    """Go on to the next delivery of a link."""
+    """Move to the next delivery of a link."""
     cproton.pn_link_advance(link)
 
 
 def is_failed(delivery: Any) -> bool:
-    """Whether the outcome `modified` reports a failed delivery."""
+    """True if the outcome `modified` reports a failed delivery."""
     return bool(cproton.pn_disposition_is_failed(cproton.pn_delivery_remote(delivery)))
 
 
 def is_undeliverable(delivery: Any) -> bool:
-    """Whether the outcome `modified` rejects the message for this link."""
+    """True if the outcome `modified` rejects the message for this link."""
     return bool(cproton.pn_disposition_is_undeliverable(cproton.pn_delivery_remote(delivery)))
 
 
 def state_of(delivery: Any) -> Any:
-    """The fields of the peer's state, where it is none of the outcomes. Raises Malformed."""
+    """The fields of the peer's state, if it is not one of the outcomes. Raises Malformed."""
     return _value(cproton.pn_disposition_data(cproton.pn_delivery_remote(delivery)))
 
 

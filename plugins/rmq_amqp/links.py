@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 class Link:
-    """One link of a peer. `link` is proton's; nothing of it is used when the link has ended."""
+    """One link of a peer. `link` is proton's; no part of it is used when the link has ended."""
 
     def __init__(self, connection: Connection, link: Any) -> None:
         self.connection = connection
@@ -18,19 +18,20 @@ class Link:
         self.is_ended = False
 
     def on_open(self) -> None:
-        """The link is open."""
+        """Note that the link is open."""
 
     def on_flow(self) -> None:
-        """The peer has given credit, or taken it back."""
+        """Note that the peer has given credit, or taken it back."""
 
     def on_delivery(self, delivery: Any) -> None:
-        """A delivery has come, or its state has changed."""
+        """Handle a new delivery, or a changed state of a delivery."""
 
     def resume(self) -> None:
-        """The peer has taken the sent bytes, after a call of `Connection.pause`."""
+        """Continue: the peer has taken the sent bytes, after a call of `Connection.pause`."""
 
     def on_end(self, *, is_closed: bool) -> None:
-        """The link has ended in order; without `is_closed` the peer may come back to its subscription."""
+        """Note the graceful end of the link; without `is_closed` the peer may come back to its
+        subscription."""
 
     def on_lost(self) -> None:
-        """The connection has ended without a word."""
+        """Note that the connection has ended without closing the link."""

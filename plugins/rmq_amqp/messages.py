@@ -1,8 +1,8 @@
 """Messages: the conversion between AMQP's sections and the broker's records.
 
-A text, or the bytes of a BytesMessage, is the body as it is; a map or stream is JSON. Application properties
-keep their names, as texts; the property `TYPES` has the types of those that are no texts. The headers of JMS
-are properties under their JMS names, so that selectors and clients of RocketMQ see them.
+A text, or the bytes of a BytesMessage, is the unchanged body; a map or stream is JSON. Application properties
+keep their names, as texts; the property `TYPES` has the types of properties that are not texts. The headers
+of JMS are properties under their JMS names, so that selectors and clients of RocketMQ see them.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ log = logging.getLogger("rmq.amqp")
 BODY: Final = "JMS_AMQP_Body"
 """The kind of body, a word of `_MESSAGE_TYPES`."""
 TYPES: Final = "JMS_AMQP_Types"
-"""The types of properties, ids and of the values of a map or stream that are no texts."""
+"""The types of properties, ids and values of a map or stream that are not texts."""
 BODY_TYPES: Final = "JMS_AMQP_BodyTypes"
 CONTENT_TYPE: Final = "JMS_AMQP_ContentType"
 CONTENT_ENCODING: Final = "JMS_AMQP_ContentEncoding"
@@ -58,7 +58,7 @@ USER_ID: Final = "JMSXUserID"
 GROUP_SEQUENCE: Final = "JMSXGroupSeq"
 
 ESCAPE: Final = "JMS_AMQP_P_"
-"""Before the name of an application property whose own name RocketMQ needs, or cannot hold."""
+"""Prefix of an application property whose own name RocketMQ needs, or cannot hold."""
 
 _OURS: Final = frozenset(
     {BODY, TYPES, BODY_TYPES, CONTENT_TYPE, CONTENT_ENCODING, REPLY_TO_GROUP, REPLY_TYPE, MESSAGE_ID}
@@ -77,7 +77,7 @@ _BROKERS: Final = (
 QUEUE_DELAY_MAX_MS: Final = 40 * 86_400_000
 OBJECT_TYPE: Final = "application/x-java-serialized-object"
 EMPTY_BODY: Final = b"\0"
-"""Body of a message without content: RocketMQ stores none that is empty."""
+"""Body of a message without content: RocketMQ stores no empty body."""
 
 _MESSAGE: Final = Symbol("x-opt-jms-msg-type")
 _DESTINATION: Final = Symbol("x-opt-jms-dest")
@@ -93,7 +93,7 @@ _WORDS: Final = {number: word for word, number in _MESSAGE_TYPES.items()}
 
 
 def to_store(message: Sections, topic: str, now_ms: int, client: str) -> Message:
-    """The message that the broker stores. Raises Refused when it cannot be stored as it is."""
+    """The message that the broker stores. Raises Refused when it cannot be stored."""
     types: dict[str, str] = {}
     properties: dict[str, str] = {}
     for name, value in message.properties.items():
@@ -230,7 +230,7 @@ _JSON_OWN: Final = {"s": str, "l": int, "d": float, "z": bool, "n": type(None)}
 
 
 def _json_value(value: Any) -> tuple[str, Any]:
-    """The letter of a value, and the form that it has in JSON."""
+    """The letter of a value's type, and its form in JSON."""
     letter, text = typed_texts.to_text(value)
     if letter == typed_texts.ESCAPED:
         return typed_texts.TEXT, value
@@ -270,8 +270,8 @@ def _put_letters(letters: list[str], properties: dict[str, str]) -> None:
 def encoded(stored: StoredMessage, attempt: int, address: str, destination: int, now_ms: int) -> bytes:
     """A stored message in the bytes of AMQP; `destination` is 0 for a queue, 1 for a topic.
 
-    A producer of RocketMQ may have written into the properties of JMS what fits no field of AMQP: such a
-    message has its body as bytes, and all of its properties as texts.
+    A producer of RocketMQ may have set properties of JMS to values that fit no field of AMQP: such a message
+    has its body as bytes, and all of its properties as texts.
     """
     try:
         return build(to_client(stored, attempt, address, destination, now_ms))
@@ -359,7 +359,7 @@ def _ascii(text: str | None) -> str | None:
 
 
 def expires_ms(properties: dict[str, str]) -> int | None:
-    """The time at which a message expires; None if it does not."""
+    """The time at which a message expires; None if it does not expire."""
     return _number(properties, EXPIRATION) or None
 
 
@@ -371,7 +371,7 @@ def _take_body(made: Sections, stored: StoredMessage) -> str:
     try:
         made.kind, made.body = _read_body(word, letters, body)
     except (ValueError, TypeError, KeyError, Malformed):
-        made.kind, made.body, word = DATA, body, "bytes"  # somebody else wrote the property
+        made.kind, made.body, word = DATA, body, "bytes"  # another program wrote the property
     return word
 
 

@@ -36,22 +36,22 @@ if TYPE_CHECKING:
 log = logging.getLogger("rmq.amqp")
 
 PREFIX: Final = "rmq-temporary|"
-"""The addresses of temporary queues and topics begin with it."""
+"""Prefix of the addresses of temporary queues and topics."""
 CREDIT: Final = 1_000
-"""Messages that a peer may send before it is answered."""
+"""Messages that a peer may send before it gets an answer."""
 MESSAGE_BYTES: Final = 8 << 20
-"""The longest message as it comes; the broker's maxMessageSize holds for its body."""
+"""Bytes of the longest message in AMQP's form; the broker's maxMessageSize counts for its body."""
 FIXED_BYTES: Final = 1_000
-"""Counted for each message that waits, beside its body."""
+"""Bytes that are counted for each waiting message, beside its body."""
 RETRY_SECONDS: Final = 0.2
-"""A message for which the broker has no room now is stored so much later."""
+"""Pause before a message is stored for which the broker has no room now, in seconds."""
 _NO_ROOM: Final = (ResponseCode.SYSTEM_BUSY, ResponseCode.SERVICE_NOT_AVAILABLE)
-"""Refusals that pass: a full disk, a share that is used up, too few replicas in sync. Messages wait then,
-and their peer gets no credit."""
+"""Temporary refusals: a full disk, a share that is used up, too few replicas in sync. Messages wait, and
+their peer gets no credit."""
 
 
 def _give_late(temporary: Temporary, sections: Sections, size: int, client: str) -> None:
-    """Give a message at a commit; when there is no room it is lost, as all of a temporary queue may be."""
+    """Give a message at a commit; without room it is lost, as all of a temporary queue may be."""
     try:
         temporary.put(sections, size, client)
     except Refused as error:
@@ -59,7 +59,7 @@ def _give_late(temporary: Temporary, sections: Sections, size: int, client: str)
 
 
 class Producer(Link):
-    """A link on which messages come. Without a topic each message names its own."""
+    """A link for messages of a peer. Without a topic each message names its own."""
 
     def __init__(self, connection: Connection, link: Any, topic: str, temporary: str = "") -> None:
         super().__init__(connection, link)
@@ -163,7 +163,7 @@ class Producer(Link):
         return topic
 
     def on_end(self, *, is_closed: bool) -> None:
-        """As `Link.on_end`: messages that wait for room, and were not answered, are dropped."""
+        """Drop the messages that wait for room, and were not answered; see `Link.on_end`."""
         sizes = (len(message.body) + FIXED_BYTES for _, message in self._waiting)
         self.connection.count(-sum(sizes))
         self.connection.count_part(self, 0)
@@ -187,7 +187,7 @@ class Producer(Link):
             self._answer_to(delivery, message, error)
 
     def _wait(self, delivery: Any, message: Message) -> None:
-        """Keep a message until there is room."""
+        """Keep a message until the store has room."""
         self._waiting.append((delivery, message))
         self.connection.count(len(message.body) + FIXED_BYTES)
         if not self._is_retrying:
@@ -207,7 +207,7 @@ class Producer(Link):
         return number % queues if queues else 0
 
     def _retry(self) -> None:
-        """Store the messages for which there was no room."""
+        """Store the messages that waited for room."""
         self._is_retrying = False
         while self._waiting and not self.is_ended:
             delivery, message = self._waiting[0]

@@ -10,7 +10,7 @@ from rmq_amqp.values import Described, Malformed, Symbol, UByte, ULong, decode, 
 AMQP_HEADER: Final = b"AMQP\x00\x01\x00\x00"
 SASL_HEADER: Final = b"AMQP\x03\x01\x00\x00"
 FRAME_BYTES: Final = 4096
-"""The longest frame before a login; AMQP's least is 512."""
+"""Bytes of the longest frame before a login; AMQP's minimum is 512."""
 FRAMES_MAX: Final = 4
 
 MECHANISMS: Final = 0x40
@@ -44,8 +44,8 @@ def read_frame(data: bytes) -> Described:
 class Login:
     """The login of one connection: bytes in, bytes out.
 
-    `check(mechanism, user, secret)` returns whether the peer is let in. When `is_done`, the bytes that came
-    behind the login are in `rest`. When `has_failed`, the connection is to end behind the answer.
+    `check(mechanism, user, secret)` returns whether the peer is admitted. When `is_done`, the bytes behind
+    the login are in `rest`. When `has_failed`, the connection must end behind the answer.
     """
 
     def __init__(self, mechanisms: list[str], check: Callable[[str, str, str], bool]) -> None:
@@ -71,7 +71,7 @@ class Login:
                 return b""
             header = bytes(self._inbox[:8])
             if header == AMQP_HEADER and ANONYMOUS in self._mechanisms:
-                # Without SASL: as anonymous.
+                # Without SASL: anonymous.
                 self.is_done = self._check(ANONYMOUS, "", "")
                 self.has_failed = not self.is_done
                 return b""

@@ -73,7 +73,7 @@ _TYPES: Final[dict[str, tuple[type, ...]]] = {
 
 
 def _typed(*names: str) -> tuple[tuple[str, tuple[type, ...]], ...]:
-    """The fields of a section, each with its classes; one without a name is not read."""
+    """The fields of a section, each with its classes; a field without a name is not read."""
     return tuple((name, _TYPES.get(name, (str,))) for name in names)
 
 
@@ -83,10 +83,10 @@ _PROPERTIES: Final = _typed(
     *("content_encoding", "expires", "created", "group_id", "group_sequence", "reply_to_group"),
 )
 _SHORT: Final = (0xC0, 0xC1)
-"""Lists and maps whose length is one byte."""
+"""Codes of lists and maps whose length is one byte."""
 
 _repeated: Final = lru_cache(maxsize=256)(decode)
-"""Decodes values that most messages of a producer share; all of them are short."""
+"""Decoder of values that most messages of a producer share; all of them are short."""
 
 
 def parse(data: bytes) -> Sections:

@@ -14,7 +14,7 @@ LENGTH_MAX: Final = 8_192
 DEPTH_MAX: Final = 60
 
 Lookup = Callable[[str], Any]
-"""Gives the value of a name: text, int, float, bool, or None."""
+"""Function from a name to its value: text, int, float, bool, or None."""
 Node = Callable[[Lookup], Any]
 
 _TOKEN: Final = re.compile(
@@ -29,7 +29,7 @@ _WORDS: Final = frozenset(
 
 
 class InvalidSelector(ValueError):
-    """A text is not a selector; the message has the place."""
+    """The error for a text that is not a selector; the message has the place."""
 
 
 class Selector:
@@ -44,7 +44,7 @@ class Selector:
         self._node = _Parser(text).parse()
 
     def selects(self, lookup: Lookup) -> bool:
-        """Whether a message is selected, by the values of its names."""
+        """True if a message is selected, by the values of its names."""
         return self._node(lookup) is True
 
 
@@ -307,7 +307,7 @@ def _result(sign: str, one: Any, two: Any) -> Any:
 
 
 def _decided_by(decisive: bool, nodes: list[Node]) -> Node:
-    """OR where True decides, AND where False does; unknown where a node is unknown and none decides."""
+    """OR where True decides, AND where False decides; unknown if a node is unknown and none decides."""
 
     def decided(lookup: Lookup) -> Any:
         result: Any = not decisive

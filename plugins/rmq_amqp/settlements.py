@@ -19,11 +19,11 @@ HANDLES_MAX: Final = 1_000
 """Handles of one request."""
 
 OnSettled = Callable[["ResponseError | None"], None]
-"""Called when an acknowledgement is as safe as the broker's settings ask, or with its refusal."""
+"""Called when an acknowledgement is as safe as the broker's settings require, or with its refusal."""
 
 
 class Settlements:
-    """The settlements of a connection. `flush` sends; `wake()` has answers written."""
+    """The settlements of a connection. `flush` sends; `wake()` starts the writing of answers."""
 
     def __init__(self, host: DoorHost, wake: Callable[[], None]) -> None:
         self._host = host
@@ -47,7 +47,7 @@ class Settlements:
                         group, topic, [handle for handle, _ in part], partial(self._done, topic, part)
                     )
                 except EXPECTED as error:
-                    # The messages come again when their connection ends.
+                    # The messages are redelivered when their connection ends.
                     log.warning("%d messages of %s are not acknowledged: %s", len(part), topic, error)
 
     def _done(
@@ -64,7 +64,7 @@ class Settlements:
         self._wake()
 
     def nack(self, group: str, topic: str, handles: Sequence[str], *, counts: bool) -> None:
-        """Have messages redelivered at once; without `counts` no attempt has failed."""
+        """Redeliver messages at once; without `counts` no attempt has failed."""
         self.flush()
         for start in range(0, len(handles), HANDLES_MAX):
             try:
@@ -76,7 +76,7 @@ class Settlements:
                 return
 
     def dead_letter(self, group: str, topic: str, handle: str) -> None:
-        """Have a message become a dead letter."""
+        """Make a message a dead letter."""
         self.flush()
         try:
             self._host.dead_letter(group, topic, [handle], lambda outcomes: self._wake())

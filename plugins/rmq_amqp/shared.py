@@ -46,13 +46,13 @@ class Shared:
         return self._connections
 
     def claim(self, container: str, connection: Connection, *, is_sole: bool) -> bool:
-        """Whether a connection may have a client id; with `is_sole` no other connection may have the id."""
+        """True if a connection may have a client id; with `is_sole` no other connection may have the id."""
         if not is_sole:
             return True
         return self._soles.setdefault(container, connection) is connection
 
     def add_temporary(self, temporary: Temporary, address: str) -> str:
-        """Make a temporary queue or topic known; returns its address."""
+        """Register a temporary queue or topic; returns its address."""
         self.temporaries[address] = temporary
         return address
 
@@ -67,7 +67,7 @@ class Shared:
         return owners
 
     def end_owner(self, queue: str) -> None:
-        """Count a consumer of a queue less."""
+        """Count one consumer of a queue less."""
         owners = self._owners[queue]
         owners.consumers -= 1
         if not owners.consumers:
@@ -78,17 +78,17 @@ class Shared:
         return self._used.get(subscription, 0)
 
     def use(self, subscription: str) -> None:
-        """Count a consumer of a subscription more."""
+        """Count one more consumer of a subscription."""
         self._used[subscription] = self.used(subscription) + 1
 
     def end_use(self, subscription: str) -> int:
-        """Count a consumer of a subscription less; returns the number of consumers left."""
+        """Count one consumer of a subscription less; returns the number of consumers left."""
         left = self._used.pop(subscription) - 1
         if left:
             self._used[subscription] = left
         return left
 
     def release(self, connection: Connection) -> None:
-        """A connection has ended: its client id is free."""
+        """Free the client id of a connection that has ended."""
         if self._soles.get(connection.container) is connection:
             del self._soles[connection.container]

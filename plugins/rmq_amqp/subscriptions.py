@@ -31,7 +31,7 @@ def group_name(*parts: str) -> str:
 
 
 class Subscription:
-    """The group from which a consumer takes messages of a topic, one use of it."""
+    """The group from which a consumer takes messages of a topic, for one consumer."""
 
     kind = QUEUE
 
@@ -44,11 +44,11 @@ class Subscription:
         self._leave: Callable[[], None] = connection.join(group, topic)
 
     def wants(self, message: StoredMessage) -> bool:
-        """Whether the consumer gets a message that it has taken; others are finished."""
+        """True if the consumer gets a message that it has taken; other messages are finished."""
         return True
 
     def end(self, *, is_closed: bool) -> None:
-        """The consumer has ended; with `is_closed` it will not come back."""
+        """Note the end of the consumer; with `is_closed` it will not come back."""
         self._leave()
 
 
@@ -60,7 +60,7 @@ class QueueSubscription(Subscription):
         self.chooser = QueueChooser(choice, connection.shared.owners(topic))
 
     def wants(self, message: StoredMessage) -> bool:
-        """As `Subscription.wants`: the chooser has decided before."""
+        """True: the chooser has decided before. See `Subscription.wants`."""
         assert self.chooser is not None
         self.chooser.took(message)
         return True
@@ -112,7 +112,7 @@ class TopicSubscription(Subscription):
 
 
 def _begin(connection: Connection, group: str, topic: str, *, is_durable: bool) -> None:
-    """Have a group begin at the end of a topic; a durable one goes on where it was."""
+    """Let a group begin at the end of a topic; a durable one continues at its offset."""
     host = connection.host
     topics = host.topics_of_group(group)
     if topics and (not is_durable or topic not in topics):

@@ -28,12 +28,12 @@ BYTES_MAX: Final = 32 << 20
 COUNT_MAX: Final = 1_000
 """Temporary queues and topics of a connection."""
 FIXED_BYTES: Final = 1_000
-"""Counted for each message beside its bytes."""
+"""Bytes that are counted for each message beside its own."""
 _DESTINATION: Final = Symbol("x-opt-jms-dest")
 
 
 def is_temporary(address: str) -> bool:
-    """Whether an address is that of a temporary queue or topic, which may have ended."""
+    """True if an address is that of a temporary queue or topic, which may have ended."""
     return address.startswith(PREFIX)
 
 
@@ -50,7 +50,7 @@ class Waiting:
 
     def facts(self) -> Message:
         """The headers and properties of the message, as selectors know them. A message that the broker could
-        not store has its client alone."""
+        not store has only its client."""
         if self._facts is None:
             headers = evolve(self.message, kind=0, body=None)
             try:
@@ -73,7 +73,7 @@ class Line:
         self._is_over = False
 
     def put(self, one: Waiting) -> None:
-        """Put a new message at the end. Raises Refused when there is no room."""
+        """Put a new message at the end. Raises Refused without room."""
         if len(self.messages) >= MESSAGES_MAX or self.size + one.size > BYTES_MAX:
             raise Refused(
                 RESOURCE_LIMIT, "a temporary queue or topic is full: its consumer must take messages first"
@@ -92,7 +92,7 @@ class Line:
             self._counted += size
 
     def done(self, one: Waiting) -> None:
-        """A message is settled for good."""
+        """Forget a message that is settled for good."""
         self._count(-one.size - FIXED_BYTES)
 
     def end(self) -> None:
@@ -104,7 +104,7 @@ class Line:
             view.messages.clear()
 
     def pop(self, view: View | None = None) -> Waiting:
-        """Take the first message, of a view the first one in it."""
+        """Take the first message, or the first message of a view."""
         one, _ = (self if view is None else view).messages.popitem(last=False)
         self.messages.pop(one, None)
         for each in self.views:
@@ -134,7 +134,7 @@ class View:
         line.views[self] = None
 
     def put(self, one: Waiting, *, is_first: bool = False) -> None:
-        """A message waits at the end of the line, or before all others."""
+        """Note a message that waits at the end of the line, or before all others."""
         if self._choice(one.facts()):
             self.messages[one] = None
             self.messages.move_to_end(one, last=not is_first)
@@ -151,8 +151,8 @@ class Temporary:
         self.consumers: dict[TemporaryConsumer, None] = {}
 
     def put(self, message: Sections, size: int, client: str) -> None:
-        """Give a message to the consumers. Raises Refused when there is no room. `client` is the client id of
-        its producer."""
+        """Give a message to the consumers. Raises Refused without room. `client` is the client id of its
+        producer."""
         now_ms = self.owner.host.now_ms()
         if self.kind == TOPIC:
             for consumer in list(self.consumers):
@@ -164,12 +164,12 @@ class Temporary:
         self.pump()
 
     def pump(self) -> None:
-        """Have the consumers send."""
+        """Let the consumers send."""
         for consumer in list(self.consumers):
             consumer.pump()
 
     def end(self) -> None:
-        """End it: its messages are dropped."""
+        """End the queue or topic: its messages are dropped."""
         self.owner.end_temporary(self.address)
         self.line.end()
         for consumer in list(self.consumers):
@@ -201,7 +201,7 @@ class TemporaryConsumer(Link):
         temporary.consumers[self] = None
 
     def wants(self, one: Waiting) -> bool:
-        """Whether its choice takes a message."""
+        """True if its choice takes a message."""
         return self._choice.is_all or self._choice(one.facts())
 
     def on_flow(self) -> None:
@@ -301,7 +301,7 @@ class TemporaryConsumer(Link):
 
 
 class TemporaryLink(Producer):
-    """The link by which a peer has made a temporary queue or topic: it ends with the link."""
+    """The link by which a peer has made a temporary queue or topic, which ends with the link."""
 
     def __init__(self, connection: Connection, link: Any, temporary: Temporary) -> None:
         super().__init__(connection, link, "", temporary.address)

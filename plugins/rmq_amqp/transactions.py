@@ -54,7 +54,7 @@ UNSURE: Final = (
     ResponseCode.FLUSH_SLAVE_TIMEOUT,
     ResponseCode.SLAVE_NOT_AVAILABLE,
 )
-"""Answers to a commit that holds here and may be lost with this broker."""
+"""Answers to a commit that holds on this broker and may be lost with it."""
 DECLARE: Final = (0x31, "amqp:declare:list")
 DISCHARGE: Final = (0x32, "amqp:discharge:list")
 CREDIT: Final = 100
@@ -69,7 +69,7 @@ WORK_MAX: Final = 100_000
 @define(eq=False)
 class Received:
     """A received message whose acknowledgement waits for the commit. `end` is called with the outcome: True
-    is the commit. Without a group nothing else is done."""
+    is the commit. Without a group only `end` is called."""
 
     group: str
     topic: str
@@ -128,7 +128,7 @@ class Transactions:
         return name
 
     def _check(self, orphan: OpenTransaction) -> None:
-        """Roll a half message back that no open transaction has: the broker asks for its end."""
+        """Roll back a half message that no open transaction has: the broker asks for its end."""
         properties = orphan.message.properties
         first = properties.get(PROPERTY_TRANSACTION_PREPARED_QUEUE_OFFSET, "")
         if not first.isdecimal() or int(first) not in self._connection.shared.halves:
@@ -143,7 +143,7 @@ class Transactions:
         message.properties.setdefault(PROPERTY_UNIQUE_KEY, uuid.uuid4().hex)
 
     def stored(self, transaction: Transaction, message: Message, outcome: Appended | None, text: str) -> None:
-        """A half message of a transaction is stored, or failed."""
+        """Note a half message of a transaction that is stored, or failed."""
         transaction.pending -= 1
         if outcome is not None and outcome.message_id:
             key = message.properties[PROPERTY_UNIQUE_KEY]
@@ -158,9 +158,8 @@ class Transactions:
     # ---- the end ----
 
     def discharge(self, name: bytes, fails: bool, on_done: Callable[[str], None]) -> None:
-        """End a transaction; `on_done` is called with the reason for which it was rolled back against the
-        peer's wish, empty without one. Raises Refused.
-        """
+        """End a transaction; `on_done` is called with the reason for a rollback against the peer's wish,
+        empty without one. Raises Refused."""
         transaction = self._open.get(name)
         if transaction is None:
             raise Refused(TX_UNKNOWN, f"there is no open transaction {name.hex()!r:.80} on this connection")

@@ -37,7 +37,7 @@ NULL: Final = "n"
 ENCODED: Final = "v"
 """Any other value: its encoding in base64."""
 ESCAPED: Final = "e"
-"""A text that a property cannot hold as it is: empty, or with the characters 0x00 to 0x02."""
+"""A text that a property cannot hold unchanged: empty, or with the characters 0x00 to 0x02."""
 
 _UNFIT: Final = re.compile("[\0-\2]")
 
@@ -106,7 +106,7 @@ def _float_text(value: float) -> str:
 
 
 def from_text(letter: str, text: str) -> Any:
-    """The value of a letter and a text. Raises ValueError when the text is none of that type."""
+    """The value of a letter and a text. Raises ValueError when the text does not fit the type."""
     if letter == TEXT:
         return text
     if letter == ESCAPED:
@@ -151,5 +151,5 @@ def join(types: Mapping[str, str]) -> str:
 
 
 def split(text: str) -> dict[str, str]:
-    """The letters of names, of a text that `join` made."""
+    """The letters of names, from a text of `join`."""
     return {unquote(part[1:]): part[0] for part in text.split(",") if part}

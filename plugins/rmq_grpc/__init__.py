@@ -2,8 +2,8 @@
 
 RocketMQ's official clients of the 5.x line speak gRPC (the service `apache.rocketmq.v2.MessagingService`) to
 a proxy that stands beside or in front of the brokers. With this plug-in the broker answers them itself: on a
-port of its own, `grpcPort` (8081 unless set; 0 for none), and on the port for clients, where gRPC is told
-apart by its first bytes. Both take plain connections and TLS, as `tlsMode` says.
+port of its own, `grpcPort` (8081 unless set; 0 for none), and on the port for clients, where the broker
+recognizes gRPC by its first bytes. Both take plain connections and TLS, by `tlsMode`.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ class GrpcPlugin(Plugin):
     async def _serve(self, stream: DoorStream, host: DoorHost) -> None:
         """Serve one connection until its peer ends it.
 
-        A slave ends it before a word: libraries of gRPC go on to the next of several addresses only when a
-        connection fails before the server's first frame.
+        A slave ends it before the first frame: libraries of gRPC try the next of several addresses only when
+        a connection fails before the server's first frame.
         """
         leader = host.leader()
         if leader is not None:

@@ -1,9 +1,9 @@
 """gRPC over HTTP/2 on a door's stream: calls come in, messages and a status go out.
 
-HTTP/2 is the library h2's, which has no I/O of its own. This module holds the framing of gRPC (a byte that
-says whether a message is compressed, its length in 4 bytes, the message), the flow control of the answers,
-and the bounds on a peer: calls at a time, bytes of unfinished requests, answers that wait, and frames that
-only cost work. A call has no task: its service is called with each message, and answers now or later.
+HTTP/2 is the library h2's, which has no I/O of its own. This module holds the framing of gRPC (a byte for
+compression, the length of the message in 4 bytes, the message), the flow control of the answers, and the
+bounds on a peer: calls at a time, bytes of unfinished requests, answers that wait, and frames that only cost
+work. A call has no task: its service is called with each message, and answers now or later.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ RESOURCE_EXHAUSTED: Final = 8
 UNIMPLEMENTED: Final = 12
 INTERNAL: Final = 13
 UNAVAILABLE: Final = 14
-"""Statuses of gRPC; OK also where the answer itself says what went wrong."""
+"""Statuses of gRPC; OK also where the answer itself has the error."""
 
 CALLS_MAX: Final = 1_000
 """Calls of one connection at a time."""
 CALL_BYTES: Final = 2_048
-"""What a call without a whole request counts among the bytes that connections hold."""
+"""Bytes that a call without a whole request counts in the memory budget."""
 HEADER_BYTES: Final = 16 * 1024
-"""All headers of a call."""
+"""Bytes of all headers of a call."""
 WINDOW_BYTES: Final = 1 << 20
 """Bytes that a peer may send ahead on one call."""
 CONNECTION_WINDOW_BYTES: Final = 8 << 20
@@ -52,7 +52,7 @@ REQUESTS_BYTES: Final = 32 << 20
 ANSWERS_BYTES: Final = 32 << 20
 """Bytes of answers that wait for the peer's flow control."""
 REQUEST_SECONDS: Final = 60.0
-"""Time that a request has to be complete."""
+"""Seconds within which a request must be complete."""
 STRIKES_MAX: Final = 2_000
 STRIKES_SECONDS: Final = 10.0
 """Frames that only cost work (resets count as 10, pings and settings as 5), in so many seconds. Frames that
@@ -63,7 +63,7 @@ _UNITS: Final = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e
 
 
 class Call:
-    """One call: its method, its metadata, and the way to answer it."""
+    """One call: its method, its metadata, and the functions that answer it."""
 
     __slots__ = (
         "_connection",
@@ -92,14 +92,14 @@ class Call:
         self.deadline = now + _timeout(metadata.get("grpc-timeout", ""))
         """Time on the host's clock after which the peer does not wait any more."""
         self.is_over = False
-        """Whether the call was answered or cancelled: nothing that is sent reaches the peer."""
+        """True if the call was answered or cancelled: nothing that is sent reaches the peer."""
         self.on_cancel: Callable[[], None] | None = None
-        """Called when the peer gives the call up, or its connection ends."""
+        """Called when the peer cancels the call, or its connection ends."""
         self.has_begun = False
         self._connection = connection
         self._inflow = bytearray()
         self._outbox = bytearray()
-        self._put = 0  # messages in the outbox since bytes of it were sent last
+        self._put = 0  # messages in the outbox since its bytes were sent last
         self._has_head = False
         self._trailers: list[tuple[str, str]] = []
 
@@ -124,18 +124,18 @@ class Service(Protocol):
     """The methods behind the calls of one connection."""
 
     def begins(self, call: Call) -> bool:
-        """Whether there is a method of this name; else the call is answered UNIMPLEMENTED."""
+        """True if a method of this name exists; else the call is answered UNIMPLEMENTED."""
 
     def handle(self, call: Call, message: bytes) -> None:
-        """Take one message of a call. Exceptions of it end the call with INTERNAL and are logged."""
+        """Take one message of a call. An exception ends the call with INTERNAL and is logged."""
 
     def half_closed(self, call: Call) -> None:
-        """The peer sends no more messages on this call."""
+        """Note that the peer sends no more messages on this call."""
 
 
 class Calls:
-    """The calls of one connection. `clock` gives seconds, `most_bytes` bounds one request. `soon(call)` has a
-    function called at the end of this round of the loop, so that its answers leave together."""
+    """The calls of one connection. `clock` gives seconds, `most_bytes` bounds one request. `soon(call)` calls
+    a function at the end of this round of the loop, so that its answers leave together."""
 
     def __init__(
         self,
@@ -152,7 +152,7 @@ class Calls:
         self._most_bytes = most_bytes
         self._soon = soon
         self._is_feeding = False
-        self._due: dict[int, Call] = {}  # what they answer is not given to h2 yet
+        self._due: dict[int, Call] = {}  # their answers are not given to h2 yet
         self._open: dict[int, Call] = {}
         self._waiting: dict[int, Call] = {}  # whose answers wait for the peer's flow control
         self._waiting_since = math.inf  # when the peer granted room for an answer last
@@ -288,7 +288,7 @@ class Calls:
             call.finish(UNIMPLEMENTED, f"there is no method {call.method}")
 
     def _refuse_http(self, call: Call, kind: str) -> None:
-        """Answer a request that is none of gRPC's: a browser's, a probe's."""
+        """Answer a request that is not gRPC's: a browser's, a probe's."""
         call.is_over = True
         text = f"this port speaks gRPC, not {kind or 'plain HTTP'}\n".encode()
         self._try(self._answer_http, call.stream_id, text)
@@ -324,7 +324,7 @@ class Calls:
             call.finish(RESOURCE_EXHAUSTED, f"{REQUESTS_BYTES} bytes of unfinished requests wait already")
 
     def _hold(self) -> None:
-        """Count the bytes that are held, and since when the peer owes the rest of them."""
+        """Count the held bytes, and the time since when the peer owes the rest of them."""
         count = self._request_bytes + self._answer_bytes + CALL_BYTES * self._incomplete
         since = next(iter(self._unfinished.values()), math.inf)
         if self._waiting:
@@ -408,14 +408,14 @@ class Calls:
         self._flush_soon()
 
     def _try(self, send: Callable[..., None], *args: Any, **kwargs: Any) -> None:
-        """Send on a stream that the peer may have reset in the meantime."""
+        """Send on a stream that the peer may have reset."""
         try:
             send(*args, **kwargs)
         except h2.exceptions.ProtocolError as error:
             log.debug("%s: an answer is dropped: %s", self._stream.peer_address, error)
 
     def _push(self, call: Call) -> None:
-        """Give h2 what a call answers, as far as the peer's flow control allows."""
+        """Give h2 the answers of a call, as far as the peer's flow control allows."""
         outbox, stream_id = call._outbox, call.stream_id
         if stream_id not in self._open:
             return
@@ -491,12 +491,12 @@ class Calls:
         self._hold()
 
     def closed(self) -> None:
-        """The connection has ended: its calls are given up."""
+        """Give up the calls of a connection that has ended."""
         for call in list(self._open.values()):
             self._forget(call, is_cancelled=True)
 
     def goodbye(self) -> bytes:
-        """Bytes that end the connection in order: the peer sends its calls elsewhere."""
+        """Bytes that end the connection gracefully: the peer sends its calls to another server."""
         self._is_stopping = True
         for call in list(self._open.values()):
             call.finish(UNAVAILABLE, "the broker is stopping")

@@ -1,8 +1,8 @@
 """Clients of a connection: the state of each, and the questions that the server puts to them.
 
-Questions go over the Telemetry call of the client: how an orphaned transaction ended, the stacks of the
-client's threads, and what becomes of a message that it consumes now. The last two have a nonce, which the
-answer repeats. A client that does not answer costs that question alone: whoever asked has a time-out.
+Questions go over the Telemetry call of the client: the end of an orphaned transaction, the stacks of the
+client's threads, and the result of a message that it consumes now. The last two have a nonce, which the
+answer repeats. A client that does not answer costs that question alone: the asker has a time-out.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 QUESTIONS_MAX: Final = 16
 """Questions of administrators that a client has not answered."""
 QUESTION_SECONDS: Final = 10.0
-"""After so long an unanswered question makes room for another."""
+"""Seconds after which an unanswered question makes room for another."""
 
 TelemetryCommand: Final = schema.message("TelemetryCommand")
 
@@ -66,11 +66,11 @@ class Client:
     group: str = ""
     topics: tuple[str, ...] = ()
     signature: str = ""
-    leases: dict[str, Lease] = field(factory=dict)  # by the handle that the client was given
+    leases: dict[str, Lease] = field(factory=dict)  # by the handle that the client has
     _asked: dict[str, _Asked] = field(factory=dict)
 
     def check(self, transaction: OpenTransaction) -> None:
-        """Ask the producer how a transaction ended."""
+        """Ask the producer for the end of a transaction."""
         command = TelemetryCommand(status=status())
         recover = command.recover_orphaned_transaction_command
         recover.transaction_id = transaction.transaction_id

@@ -1,9 +1,9 @@
 """Headers of a call: decoded, checked by the rules of HTTP/2, and encoded.
 
-The libraries h2 and hpack look at each byte of a header in Python, and write a line of a log for each header
-that nobody reads: half of the cost of a short call. The rules of a request are the same here (RFC 9113, 8.2
-and 8.3), by regular expressions, and headers that were seen before are known. `HeaderDecoder` and
-`HeaderEncoder` are hpack's with a short way for the headers that all calls have.
+The libraries h2 and hpack look at each byte of a header in Python, and write an unused line of a log for each
+header: half of the cost of a short call. This module has the same rules of a request (RFC 9113, 8.2 and 8.3),
+by regular expressions, and remembers headers that it has seen. `HeaderDecoder` and `HeaderEncoder` are
+hpack's with a short way for the headers that all calls have.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _OF_A_CONNECTION: Final = frozenset(
 )
 KNOWN: Final = 2_048
 KNOWN_BYTES: Final = 128
-"""Headers that are known already: so many, none longer than this."""
+"""Number of remembered headers, and the length of the longest."""
 
 
 def checked(headers: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
@@ -60,7 +60,7 @@ def checked(headers: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
 
 
 def _decoded(name: bytes, value: bytes) -> tuple[str, str]:
-    """A header as texts. Raises RemoteProtocolError for bytes or a header that may not be there."""
+    """A header as texts. Raises RemoteProtocolError for bytes or a header that is not allowed."""
     if _NAME(name) is None:
         raise RemoteProtocolError(f"HTTP/2: the name of the header {name!r:.100} is not allowed")
     if _BAD_VALUE(value) is not None:
@@ -78,7 +78,7 @@ _known = lru_cache(KNOWN)(_decoded)
 
 
 class HeaderDecoder(hpack.Decoder):
-    """hpack's decoder, which is faster for headers that the peer's table has in its first places."""
+    """hpack's decoder, which is faster for headers in the first places of the peer's table."""
 
     def decode(self, data: bytes, raw: bool = False) -> list[Any]:
         """As hpack's with `raw`: names and values are bytes."""
@@ -116,7 +116,7 @@ DONE: Final[Headers] = (("grpc-status", "0"),)
 
 
 def _literal(name: str, value: str) -> bytes:
-    """A header in a form that no table takes part in."""
+    """A header in a form that does not use the table."""
     return b"\0" + bytes((len(name),)) + name.encode() + bytes((len(value),)) + value.encode()
 
 
@@ -126,7 +126,7 @@ _BLOCKS: Final = {
     tuple((name.encode(), value.encode()) for name, value in headers): block
     for headers, block in ((HEAD, HEAD_BLOCK), (DONE, DONE_BLOCK), (HEAD + DONE, HEAD_BLOCK + DONE_BLOCK))
 }
-"""Blocks that are ready, by their headers in bytes, as h2 gives headers to its encoder."""
+"""Ready blocks, by their headers in bytes, as h2 gives headers to its encoder."""
 
 
 class HeaderEncoder(hpack.Encoder):

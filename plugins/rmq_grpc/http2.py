@@ -3,8 +3,8 @@
 h2 makes an object of each frame and asks its state machine for each step: for the headers and data of a
 request, and for the headers, data and trailers of a good answer, that is half of a short call. `take_request`
 and `send_answer` read and write these frames at once, where h2's own state says that all of it is allowed,
-and leave that state as h2 would. Whatever looks otherwise in the least goes to h2, and so does everything
-where h2 lacks one of the parts that are not public.
+and leave that state as h2 would. All other frames go to h2, and all frames do if h2 lacks one of the parts
+that are not public.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ _decode_headers: Any = getattr(h2.connection, "_decode_headers", None)
 
 
 class Http2(h2.connection.H2Connection):
-    """h2's connection, but one that goes on after the peer's GOAWAY: a client that is closing sends it first,
-    then ends its calls, and waits for their statuses. h2 takes GOAWAY for the end of all."""
+    """h2's connection, but one that continues after the peer's GOAWAY: a client that is closing sends it
+    first, then ends its calls, and waits for their statuses. h2 takes GOAWAY for the end of all."""
 
     def __init__(self) -> None:
         config = h2.config.H2Configuration(
@@ -60,8 +60,8 @@ class Http2(h2.connection.H2Connection):
         return [], []
 
     def take_request(self, data: bytes, at: int) -> tuple[int, Any, bytes, int] | None:
-        """The request that stands whole at a place of what the peer sent: a frame with all of its headers,
-        and a frame with all of its data. Its stream, headers, data and end; None where h2 must look. Raises
+        """The request that stands whole at a place in the peer's bytes: a frame with all of its headers, and
+        a frame with all of its data. Its stream, headers, data and end; None where h2 must handle it. Raises
         h2's ProtocolError as `receive_data` does."""
         if not self._may_shorten:
             return None
@@ -109,8 +109,8 @@ class Http2(h2.connection.H2Connection):
         return stream_id, headers, data[middle + 9 : end], end
 
     def send_answer(self, stream_id: int, data: bytes) -> bool:
-        """Send a good answer as a whole: `HEAD`, data, `DONE`. False, with nothing done, where it cannot be
-        sent now, or has to be sent step by step."""
+        """Send a good answer as a whole: `HEAD`, data, `DONE`. False, with nothing done, if it cannot be sent
+        now, or must be sent step by step."""
         stream = self.streams.get(stream_id)
         if stream is None or self.encoder.table_size_changes or not self._may_shorten:
             return False

@@ -1,7 +1,7 @@
 """Messages: from the form of 5.x clients to the broker's, and back; and the rules for names and properties.
 
 Limits, names and codes are those of RocketMQ 5.3.3's proxy. A body that a producer has compressed is stored
-as it was before, so that clients of 4.x read it as well.
+uncompressed, so that clients of 4.x read it as well.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def group_of(resource: Any) -> str:
 
 
 def has_control(text: str) -> bool:
-    """Whether a text has a control character, as Java counts them."""
+    """True if a text has a control character, as Java counts them."""
     return not text.isprintable() and any(ord(one) < 32 or 127 <= ord(one) < 160 for one in text)
 
 
@@ -143,7 +143,7 @@ def to_store(message: Any, now_ms: int, peer: str) -> Message:
             if seconds > RECOVERY_SECONDS:
                 raise Refused("BAD_REQUEST", f"the recovery of a transaction is at most {RECOVERY_SECONDS} s")
             properties[PROPERTY_CHECK_IMMUNITY_TIME] = str(seconds)
-    properties[PROPERTY_PRODUCER_GROUP] = topic  # any producer of the topic may be asked
+    properties[PROPERTY_PRODUCER_GROUP] = topic  # a check-back may go to any producer of the topic
     if group := system.message_group:
         _check_text("ILLEGAL_MESSAGE_GROUP", "a message group", group)
         if len(group.encode()) >= GROUP_BYTES:

@@ -25,17 +25,17 @@ if TYPE_CHECKING:
 log = logging.getLogger("rmq.grpc")
 
 POLL_SECONDS: Final = (5.0, 20.0)
-"""Least and most time of a long poll."""
+"""Shortest and longest long poll."""
 ANSWER_SECONDS: Final = 0.2
-"""An answer to a long poll is given so long before the client's deadline."""
+"""Time before the client's deadline at which a long poll is answered."""
 RECEIVE_MS: Final = (10_000, 12 * 3600 * 1000)
-"""Least and most time for which a message is invisible when it is received."""
+"""Shortest and longest lease of a received message."""
 BATCH_MAX: Final = 256
 LEASE_MS: Final = 60_000
-"""Lease of a message that the server renews, as push consumers ask for."""
+"""Lease of a message that the server renews, for push consumers."""
 RENEW_SECONDS: Final = 20.0
 RENEWED_SECONDS: Final = 3 * 3600.0
-"""A message is renewed for so long at most."""
+"""Longest time for which the leases of a message are renewed."""
 LEASES_MAX: Final = 100_000
 
 FilterType: Final = schema.enum("FilterType")
@@ -57,7 +57,7 @@ def receive(session: Session, call: Call, request: Any, client: Client) -> None:
     is_sql = expression.type == FilterType["SQL"]
     if not is_sql and any(not tag.strip() for tag in expression.expression.split("||")[1:]):
         raise Refused("ILLEGAL_FILTER_EXPRESSION", f"{expression.expression!r} has an empty tag")
-    # As at RocketMQ's proxy the queue of the request names the broker only: any of its queues will do.
+    # As in RocketMQ's proxy the queue of the request names the broker only: any of its queues will do.
     take = TakeRequest(
         group,
         topic,
@@ -133,7 +133,7 @@ def _deliver(
 
 
 def end(session: Session, call: Call, given: Any | None) -> None:
-    """End a receive: by a status, unless None is given, and the time of the server."""
+    """End a receive: by a status, unless it is None, and the time of the server."""
     if given is not None:
         call.send(session.answer_to(call, given).SerializeToString())
     last = session.answer_to(call)
@@ -143,7 +143,7 @@ def end(session: Session, call: Call, given: Any | None) -> None:
 
 
 def renew(client: Client, now: float) -> None:
-    """Renew the leases of messages that a push consumer still works on."""
+    """Renew the leases of messages in work at a push consumer."""
     for key, lease in list(client.leases.items()):
         if lease.renew_at > now:
             continue
@@ -214,7 +214,7 @@ def change_invisible(session: Session, call: Call, request: Any, client: Client)
 
 
 def dead_letter(session: Session, call: Call, request: Any, client: Client) -> None:
-    """Have a message become a dead letter."""
+    """Make a message a dead letter."""
     group, topic = group_of(request.group), topic_of(request.topic)
     client.leases.pop(request.receipt_handle, None)
 

@@ -231,7 +231,7 @@ def message(name: str) -> Any:
 
 
 def within(number: int, data: bytes) -> bytes:
-    """The bytes of a message that has one field, of this number (at most 15): a message of these bytes."""
+    """The bytes of a message with one field, of this number (at most 15): a message of these bytes."""
     head, size = bytearray((number << 3 | 2,)), len(data)
     while size > 127:
         head.append(size & 127 | 128)

@@ -35,9 +35,9 @@ log = logging.getLogger("rmq.grpc")
 
 UNAUTHENTICATED: Final = 16
 CLIENT_IDS_MAX: Final = 1_000
-"""Clients of one connection: those of a process share it, and a balancer may put many on one."""
+"""Clients of one connection: the clients of a process share it, and a balancer may put many on one."""
 SILENT_SECONDS: Final = 60.0
-"""A client that says nothing for so long, while its connection stands, has ended."""
+"""Seconds of silence, while its connection stands, after which a client counts as ended."""
 PRODUCER_ATTEMPTS: Final = 3
 BODY_BYTES: Final = 4 << 20
 BATCH: Final = 32
@@ -94,7 +94,7 @@ class Session:
         serve(self, call, request, client)
 
     def guarded(self, call: Call, work: Callable[..., None]) -> Callable[..., None]:
-        """A function that does `work` for a call, and answers the call by the error that it raises."""
+        """A function that does `work` for a call, and answers the call with its error."""
 
         def guarded(*given: Any) -> None:
             try:
@@ -152,11 +152,11 @@ class Session:
             client.host.end_client()
 
     def closed(self) -> None:
-        """The connection has ended."""
+        """Forget the clients of a connection that has ended."""
         self._clients.clear()
 
     def renew(self) -> None:
-        """Renew the leases of messages that push consumers still work on, and forget silent clients."""
+        """Renew the leases of messages in work at push consumers, and forget silent clients."""
         now = anyio.current_time()
         for client in list(self._clients.values()):
             if client.heard_at + SILENT_SECONDS < now:
@@ -325,7 +325,7 @@ def _complete_consumer(settings: Any, delivery: DeliverySettings) -> None:
 
 
 def _be_producer(client: Client, topics: Sequence[str]) -> None:
-    """Be the producer that is asked for the end of half messages; the group is the topic's name."""
+    """Register the producer for check-backs; the group is the topic's name."""
     for topic in topics:
         if client.host.may(PUBLISH, topic):
             client.gateway.produce(topic, client.client_id, client.check)
@@ -357,8 +357,8 @@ def _terminate(session: Session, call: Call, request: Any, client: Client) -> No
 
 
 def _authenticate(client: Client, call: Call) -> None:
-    """Have the client work for the account that signed the call. An unsigned call has none; clients without
-    accounts send a header that holds no signature."""
+    """Let the client work for the account that signed the call. An unsigned call has no account; clients
+    without accounts send a header without a signature."""
     text = call.metadata.get("authorization", "")
     date = call.metadata.get("x-mq-date-time", "")
     match = _SIGNED.fullmatch(text)

@@ -29,7 +29,7 @@ _NO_HANDLE: Final = (ResponseCode.NO_MESSAGE, ResponseCode.MESSAGE_ILLEGAL)
 
 
 class Refused(Exception):
-    """A request is refused with a status: the word of its code, and a text for people."""
+    """A refusal of a request with a status: the word of its code, and a readable text."""
 
     def __init__(self, word: str, text: str) -> None:
         super().__init__(f"{word}: {text}")
@@ -43,7 +43,7 @@ def status(word: str = "OK", text: str = "") -> Any:
 
 
 def of_error(error: Exception) -> Any:
-    """The Status of an error that a request met."""
+    """The Status for an error of a request."""
     if isinstance(error, Refused):
         return status(error.word, error.text)
     if isinstance(error, AccessDenied):
@@ -80,4 +80,4 @@ def conclude(answer: Any) -> None:
 
 
 EXPECTED: Final = (Refused, RmqError)
-"""Errors of a request that its answer tells; any other is a bug and is logged."""
+"""Errors of a request that have a status; any other error is a bug and is logged."""

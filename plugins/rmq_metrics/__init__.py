@@ -36,13 +36,13 @@ __all__ = ["MetricsPlugin"]
 NO_REFUSALS: Final = frozenset(
     (ResponseCode.SUCCESS, ResponseCode.PULL_NOT_FOUND, ResponseCode.PULL_RETRY_IMMEDIATELY)
 )
-"""Answers in the usual course of things."""
+"""Response codes that are no faults."""
 
 OTHER: Final = "other"
-"""The label of every code that RocketMQ does not have: peers choose them, and each label is kept for good."""
+"""The label of all codes that RocketMQ does not have: peers choose them, and each label is kept for good."""
 _REQUESTS: Final = {int(code): code.name for code in RequestCode}
 FRESH_SECONDS: Final = 1.0
-"""For so long a page is given again: more scrapers cost no more than one."""
+"""Seconds for which a page is used again: more scrapers cost no more than one."""
 QUEUES: Final = b"queues=true"
 """In the query: a row for each queue."""
 _REASONS: Final = {int(code): code.name for code in ResponseCode}
@@ -66,7 +66,7 @@ class MetricsPlugin(Plugin):
             raise ConfigError("plugins", "metrics", expected) from None
 
     def listens(self) -> dict[str, str]:
-        """The address for scrapes, and whether it needs a token."""
+        """The address for scrapes, with a mark if it needs a token."""
         where = join_address(self.address, self.port) if self.port else f"{self.address}, a free port"
         is_open = not self._token and not is_loopback(self.address)
         return {"metrics": f"{where}, for anybody (metricsTokenFile)" if is_open else where}
@@ -78,7 +78,7 @@ class MetricsPlugin(Plugin):
             self._refusals[request, reason] += 1
 
     def on_pulled(self, event: PulledEvent) -> None:
-        """Count the delay of messages handed out: since the pull came, or since the send that it waited
+        """Count the delay of delivered messages: since the pull came, or since the send that it waited
         for."""
         self._pulls.observe(event.seconds)
 
@@ -122,7 +122,7 @@ class MetricsPlugin(Plugin):
 
 
 class _Made:
-    """A page as it was made last."""
+    """The last page, and the time at which it was made."""
 
     def __init__(self) -> None:
         self.lock = anyio.Lock()
@@ -131,7 +131,7 @@ class _Made:
 
 
 def _tasks() -> int:
-    """How many the loop has in which this is asked."""
+    """The number of tasks of the running loop."""
     return trio.lowlevel.current_statistics().tasks_living if trio.lowlevel.in_trio_run() else 0
 
 

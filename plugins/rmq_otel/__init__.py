@@ -1,8 +1,8 @@
 """OpenTelemetry in the broker, as a plug-in: `plugins = otel`; needs the extra `otel`.
 
 Each stored message whose producer sent a context along (`traceparent` in its properties) gets a span "store
-TOPIC", a child of the span of its send; messages without one cost next to nothing and get none. Where spans
-go is what OpenTelemetry's own means say (`opentelemetry-instrument python -m rmq.broker`).
+TOPIC", a child of the span of its send; messages without a context get no span and cost next to nothing.
+OpenTelemetry's own settings choose the target of spans (`opentelemetry-instrument python -m rmq.broker`).
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Message trace in the broker, as a plug-in: `plugins = trace`.
 
-Clients write traces themselves, to the topic RMQ_SYS_TRACE_TOPIC. With this plug-in the topic is there, even
-where topics are not made on first use; with `traceStoreEnable=true` the broker adds what only it knows: that,
-when and where each message was stored. These rows stand in the same topic in the same form, under the same
-keys; the tools of RocketMQ skip their type.
+Clients write traces themselves, to the topic RMQ_SYS_TRACE_TOPIC. With this plug-in the topic exists, even if
+topics are not created on first use; with `traceStoreEnable=true` the broker adds a row for each stored
+message, with its time and place. These rows have the same topic, form and keys; the tools of RocketMQ skip
+their type.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ __all__ = ["TracePlugin"]
 
 STORE_KEY: Final = "traceStoreEnable"
 WAITING_MAX: Final = 20_000
-"""Rows that may wait to be written; the oldest are dropped past that."""
+"""Rows that may wait to be written; past that number the oldest are dropped."""
 ROWS_OF_A_MESSAGE: Final = 100
 PAUSE_SECONDS: Final = 0.5
 

@@ -488,7 +488,7 @@ class Broker(Endpoint):
 
     @property
     def is_slave(self) -> bool:
-        """Whether this broker copies another's log."""
+        """True if this broker copies another's log."""
         return self.store.config.broker_role is BrokerRole.SLAVE
 
     # ---- for the parts and the plugins ----

@@ -72,11 +72,11 @@ class Stream(Protocol):
 
     @property
     def is_closed(self) -> bool:
-        """Whether the connection has ended."""
+        """True if the connection has ended."""
 
     @property
     def is_busy(self) -> bool:
-        """Whether much waits to be sent."""
+        """True if much waits to be sent."""
 
     def close(self, reason: str = ...) -> None:
         """End the connection behind the bytes that were written."""
@@ -139,12 +139,12 @@ class DoorClient:
 
     @property
     def is_closed(self) -> bool:
-        """Whether the connection has ended, or the client on it."""
+        """True if the connection has ended, or the client on it."""
         return self._is_ended or self._stream.is_closed
 
     @property
     def is_busy(self) -> bool:
-        """Whether so much waits to be sent that a read is to take one message only."""
+        """True if so much waits to be sent that a read is to take one message only."""
         return self._stream.is_busy
 
     def reset_on_close(self) -> None:

@@ -26,13 +26,13 @@ class ReadPreference(Protocol):
     """At which replica of a set clients pull; see `replication.failover.read_preference`."""
 
     def applies_to(self, language: str) -> bool:
-        """Whether clients of this language get a preferred replica."""
+        """True if clients of this language get a preferred replica."""
 
     def is_here(self) -> bool:
-        """Whether their long polls may wait at this replica."""
+        """True if their long polls may wait at this replica."""
 
     def has_left(self) -> bool:
-        """Whether this replica was preferred at the last call, and is not now."""
+        """True if this replica was preferred at the last call, and is not now."""
 
     def preferred(self, queue_id: int) -> int:
         """The number of the broker to pull this queue from."""
@@ -73,15 +73,15 @@ class Role:
         return ""
 
     def has_lease(self) -> bool:
-        """Whether no other broker can be the master now."""
+        """True if no other broker can be the master now."""
         return True
 
     def refuses_commits(self) -> bool:
-        """Whether commits of offsets are refused, since they would be lost with this master."""
+        """True if commits of offsets are refused, since they would be lost with this master."""
         return False
 
     def refuses_locks(self) -> bool:
-        """Whether queue locks are refused, since another broker may be the one that locks."""
+        """True if queue locks are refused, since another broker may be the one that locks."""
         return False
 
     def high_watermark(self) -> int | None:
@@ -103,7 +103,7 @@ class Role:
         return max(reported, default=-1)
 
     def may_wait(self, position: int, offset: int, most_behind: int) -> bool:
-        """Whether waiting for slaves makes sense: they have the log up to `offset`, and the log ends at
+        """True if waiting for slaves makes sense: they have the log up to `offset`, and the log ends at
         `position`."""
         return offset >= 0 and position - offset < most_behind
 
@@ -118,11 +118,11 @@ class Role:
         return frozenset()
 
     def is_lagging(self, number: int) -> bool:
-        """Whether a slave is not in sync, so that this master answers its long polls."""
+        """True if a slave is not in sync, so that this master answers its long polls."""
         return False
 
     def answers_for_slaves(self) -> bool:
-        """Whether this master answers long polls of a slave that cannot."""
+        """True if this master answers long polls of a slave that cannot."""
         return False
 
     def answered_for_slave(self, count: int) -> None:
@@ -160,7 +160,7 @@ class Role:
 
     @property
     def stays(self) -> bool:
-        """Whether the service ends only to begin again in another role."""
+        """True if the service ends only to begin again in another role."""
         return False
 
     def rows(self) -> dict[str, str]:

@@ -208,7 +208,7 @@ class CompiledBroker(Broker):
             _end(connection, error)
 
     def _takes_runs(self) -> bool:
-        """Whether a run may be taken as such now."""
+        """True if a run may be taken as such now."""
         return self.lanes.is_open and self.acknowledgement.takes_runs and not self.store.has_pending
 
     def _take(self, run: SendRun, connection: Connection) -> bool:

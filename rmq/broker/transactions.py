@@ -633,7 +633,7 @@ def _committed(half: StoredMessage) -> Record:
 
 
 def _names_another(header: EndTransactionRequestHeader, half: StoredMessage) -> bool:
-    """Whether an end's message id is the unique key of another message than `half`: RocketMQ's clients send
+    """True if an end's message id is the unique key of another message than `half`: RocketMQ's clients send
     that key. Ids of other forms, and offset ids (of the place that the end names), say nothing.
     """
     named, own = header.msg_id, half.properties.get(PROPERTY_UNIQUE_KEY, "")

@@ -99,7 +99,7 @@ SECTIONS: Final = {
     ),
     "More": ("certs", "store", "backup", "context", "errors", "completion"),
 }
-"""Headings of `rmq --help`, and what stands below each."""
+"""Headings of `rmq --help`, and the commands under each."""
 
 
 OTHER_WORDS: Final[Mapping[str, Sequence[str]]] = {
@@ -133,7 +133,7 @@ OTHER_WORDS: Final[Mapping[str, Sequence[str]]] = {
     "describe": ["show"],
     "get": ["show"],
 }
-"""How other tools call it."""
+"""The name under which other tools call the command."""
 
 
 class LazyGroup(click.Group):
@@ -173,13 +173,13 @@ class LazyGroup(click.Group):
 
 
 class RootGroup(LazyGroup):
-    """The command `rmq`, which says in one line what is wrong with a command line."""
+    """The command `rmq`, which reports a fault of a command line in one line."""
 
     def main(self, args: Sequence[str] | None = None, *, standalone_mode: bool = True, **extra: Any) -> Any:  # type: ignore[override]
         if not standalone_mode:
             return super().main(args, standalone_mode=False, **extra)
         try:
-            # click returns a status that --help and --version end with.
+            # The status with which --help and --version end.
             sys.exit(super().main(args, standalone_mode=False, **extra) or 0)
         except click.Abort:
             echo("interrupted", err=True)
@@ -194,7 +194,7 @@ class RootGroup(LazyGroup):
 
 
 def _one_line(error: click.ClickException) -> str:
-    """What is wrong, of which command, and where its usage stands."""
+    """The fault, the command, and the place of its usage, in one line."""
     context = getattr(error, "ctx", None)
     path = context.command_path if context else "rmq"
     text = " ".join(error.format_message().split())
@@ -204,7 +204,7 @@ def _one_line(error: click.ClickException) -> str:
 
 
 def _suggestion(name: str, known: Sequence[str]) -> str:
-    """Which commands may be meant."""
+    """The commands that may be meant."""
     other = [one for one in OTHER_WORDS.get(name.lower(), ()) if one in known]
     near = list(dict.fromkeys([*other, *get_close_matches(name, known, 2)]))
     return f": did you mean {' or '.join(near)}?" if near else ""

@@ -1,4 +1,4 @@
-"""`rmq completion SHELL`, and what the shell is told of topics and groups."""
+"""`rmq completion SHELL`, and the suggestions of topics and groups for the shell."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 VARIABLE: Final = "_RMQ_COMPLETE"
 TIMEOUT_SECONDS: Final = 1.0
-"""How long the Tab key waits for the cluster; when it takes longer, nothing is suggested."""
+"""Seconds that the Tab key waits for the cluster; after them nothing is suggested."""
 
 
 @click.command()
@@ -35,7 +35,7 @@ def completion(shell: str) -> None:
     kind = get_completion_class(shell)
     assert kind is not None
     script = kind(click.get_current_context().find_root().command, {}, "rmq", VARIABLE)
-    # Not source(): for bash that would start a bash to ask for its version.
+    # Not source(): for bash that would start a bash to query its version.
     echo(script.source_template % script.source_vars())
 
 
@@ -60,7 +60,7 @@ def complete_group(context: click.Context, parameter: click.Parameter, incomplet
 def _suggestions(
     context: click.Context, incomplete: str, ask: Callable[[Client], Awaitable[list[str]]]
 ) -> list[str]:
-    """The cluster's answer; nothing when it does not answer, since a Tab key should not show errors."""
+    """The cluster's answer; nothing when it does not answer, because a Tab key should not show errors."""
     import trio
 
     options = context.params

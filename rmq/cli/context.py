@@ -32,7 +32,7 @@ def complete_context(context: click.Context, parameter: click.Parameter, incompl
 
 
 def tls_options(command: Callable[..., T]) -> Callable[..., T]:
-    """Adds the TLS options, under the names of the fields of `Context`."""
+    """Add the TLS options, under the names of the fields of `Context`."""
     for option in (
         click.option("--tls-insecure", is_flag=True, help="Accept any certificate. For tests only."),
         click.option("--tls-key", metavar="FILE", help="PEM file of its key."),
@@ -50,7 +50,8 @@ def tls_options(command: Callable[..., T]) -> Callable[..., T]:
 def context() -> None:
     """Named clusters: their name servers, account and TLS settings.
 
-    They lie in contexts.yaml in your configuration folder, readable only by you. Secrets are never shown.
+    The contexts are in contexts.yaml in your configuration folder, readable only by you. Secrets are never
+    shown.
     """
 
 
@@ -98,9 +99,9 @@ def add(
 @context.command()
 @click.argument("name", shell_complete=complete_context)
 def use(name: str) -> None:
-    """Make NAME the cluster that commands without -n and --context talk to, and `rmq.connect()`.
+    """Make NAME the cluster of commands without -n and --context, and of `rmq.connect()`.
 
-    RMQ_NAMESRV_ADDR, RMQ_CONTEXT and NAMESRV_ADDR go before it.
+    RMQ_NAMESRV_ADDR, RMQ_CONTEXT and NAMESRV_ADDR take precedence over it.
     """
     contexts = _read()
     _known(contexts, name)

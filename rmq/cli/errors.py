@@ -13,7 +13,7 @@ from rmq.cli.output import EXIT_FAILED, Format, echo, output_option, show
 from rmq.errors import ResponseError, RmqError
 from rmq.protocol.codes import ResponseCode
 
-# Codes that have no exception of their own: most are no errors of a request, or only of RocketMQ's tools.
+# Codes without an exception of their own: most are not errors of a request, or only of RocketMQ's tools.
 MEANINGS: Final = {
     0: "Done.",
     4: "The transaction could not be carried out.",
@@ -131,7 +131,7 @@ def errors(what: str | None, output: Format) -> None:
 
 
 def explanations() -> list[Explanation]:
-    """All response codes, then the errors that are no answers, each with its meaning."""
+    """All response codes, then the errors that are not responses, each with its meaning."""
     kinds = {kind.code: kind for kind in reversed(ResponseError.__subclasses__())}
     codes = [_of_code(code, kinds.get(code)) for code in ResponseCode]
     local = [_of_error(getattr(tree, name), advice) for name, advice in LOCAL_ADVICE.items()]

@@ -23,7 +23,7 @@ BOUNDS_MS = (0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, float("inf"))
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """The value below which `share` (0 to 1) of the sorted `values` lie; 0.0 when there are none."""
+    """The value below which `share` (0 to 1) of the sorted `values` lie; 0.0 without values."""
     return values[min(len(values) - 1, int(len(values) * share))] if values else 0.0
 
 
@@ -56,7 +56,7 @@ class Meter:
     error: str = ""
 
     def record(self, seconds: float, times: int = 1) -> None:
-        """Notes a latency, in seconds, that `times` messages had."""
+        """Count a latency, in seconds, of `times` messages."""
         now = time.perf_counter()
         # A sender begins with its first send, a consumer with its first message.
         self.began = self.began or (now - seconds if self.role == "producer" else now)
@@ -93,7 +93,7 @@ class Meter:
         }
 
     def print_histogram(self) -> None:
-        """Prints a histogram: how many messages took how long."""
+        """Print a histogram: numbers of messages by latency."""
         from rich.table import Table
 
         if not self.count:

@@ -1,7 +1,7 @@
 """Output of commands: lines, tables, JSON and YAML, messages, the progress of long work; and their ends, with
 an exit status and a line on the error output.
 
-All output is escaped in this module: names, errors and bodies from other people may hold control sequences,
+All output is escaped in this module: names, errors and bodies from strangers may hold control sequences,
 which a terminal would obey. `rmq --help` imports this module: it imports nothing heavy itself.
 """
 
@@ -28,22 +28,22 @@ T = TypeVar("T")
 Format = Literal["table", "json", "yaml"]
 Style = Literal["body", "line", "json"]
 Step = Callable[[int], None]
-"""Told how many more are done."""
+"""Called with the number of items done since the last call."""
 
 WIDE: Final = 4096
-"""Columns of a table that goes into a pipe or a file: nothing is folded there."""
+"""Columns of a table in a pipe or a file: no line is folded."""
 
 EXIT_DONE: Final = 0
 EXIT_FAILED: Final = 1
 EXIT_USAGE: Final = 2
-"""Wrong usage, settings or input."""
+"""Exit status: wrong usage, settings or input."""
 EXIT_TAKEN: Final = 3
-"""A port or a data folder belongs to another process."""
+"""Exit status: another process has a port or a data folder."""
 EXIT_INTERRUPTED: Final = 130
 
 
 def output_option(command: Callable[..., T]) -> Callable[..., T]:
-    """Adds `-o table|json|yaml`; the command gets it as argument `output`."""
+    """Add `-o table|json|yaml`; the command gets it as argument `output`."""
     option = click.option(
         "-o",
         "--output",
@@ -61,7 +61,7 @@ def echo(text: str = "", *, err: bool = False, nl: bool = True) -> None:
 
 
 def echo_json(value: object, *, indent: int | None = 2, separators: tuple[str, str] | None = None) -> None:
-    """Prints a value as JSON, which has the same value after escaping."""
+    """Print a value as JSON, which has the same value after escaping."""
     text = json.dumps(value, indent=indent, separators=separators, ensure_ascii=False)
     click.echo(printable_json(text))
 
@@ -70,7 +70,7 @@ def _yaml(tree: object) -> str:
     import yaml
 
     text = str(yaml.safe_dump(tree, sort_keys=False, allow_unicode=True))
-    # YAML lets some of them through: written in ASCII it has the same value.
+    # YAML lets some of these characters through: written in ASCII it has the same value.
     return text if text == printable_lines(text) else str(yaml.safe_dump(tree, sort_keys=False))
 
 
@@ -98,7 +98,7 @@ def show(
 
 
 def plain(value: object) -> Any:
-    """`value` as JSON and YAML know it: mappings, lists, texts, numbers, booleans, None."""
+    """`value` in the types of JSON and YAML: mappings, lists, texts, numbers, booleans, None."""
     import attrs  # late: it takes longer to import than most commands to run
 
     kind = type(value)
@@ -124,7 +124,7 @@ def _key(key: object) -> str:
 
 
 def body_text(body: bytes) -> str:
-    """A message body as text; bytes that are no UTF-8 are shown as \\xNN."""
+    """A message body as text; bytes that are not UTF-8 are shown as \\xNN."""
     return body.decode("utf-8", "backslashreplace")
 
 
@@ -183,7 +183,7 @@ def console(*, stderr: bool = False) -> Any:
 
 
 def clock_text(ms: int) -> str:
-    """A time in ms since 1970 as local ``2026-11-21 10:00:00.000``; ``-`` for none."""
+    """A time in ms since 1970 as local ``2026-11-21 10:00:00.000``; ``-`` for None."""
     if ms <= 0:
         return "-"
     return datetime.fromtimestamp(ms / 1000).isoformat(" ", "milliseconds")
@@ -193,7 +193,7 @@ def clock_text(ms: int) -> str:
 
 
 def style_option(default: Style) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Adds `-o body|line|json`; the command gets it as argument `output`."""
+    """Add `-o body|line|json`; the command gets it as argument `output`."""
     return click.option(
         "-o",
         "--output",
@@ -205,7 +205,7 @@ def style_option(default: Style) -> Callable[[Callable[..., Any]], Callable[...,
 
 
 def print_message(message: StoredMessage, style: Style) -> None:
-    """Print a message and flush. Raises BrokenPipeError when the reader of our output has closed the pipe."""
+    """Print a message and flush. Raises BrokenPipeError when the reader of the output has closed the pipe."""
     if style == "body" and not sys.stdout.isatty():
         sys.stdout.flush()
         sys.stdout.buffer.write(message.body + b"\n")
@@ -231,7 +231,7 @@ def _json(message: StoredMessage) -> str:
 
 
 def message_row(message: StoredMessage) -> dict[str, Any]:
-    """A message as JSON and YAML show it; a body that is no UTF-8 stands in `body_base64`."""
+    """A message in the form of JSON and YAML; a body that is not UTF-8 is in `body_base64`."""
     import base64
 
     from rmq.message import PROPERTY_KEYS, PROPERTY_TAGS
@@ -297,11 +297,11 @@ def progress(shown_on: Any, *, transient: bool = True, redirect_stderr: bool = T
     )
 
 
-# --- how a command ends ---
+# --- end of a command ---
 
 
 def status_of(error: BaseException) -> int:
-    """The status that `rmq --help` promises for an error."""
+    """The exit status of an error, as `rmq --help` lists it."""
     if isinstance(error, (ConfigError, InvalidName)):
         return EXIT_USAGE
     return EXIT_TAKEN if isinstance(error, (PortInUse, StoreLocked)) else EXIT_FAILED
@@ -309,24 +309,24 @@ def status_of(error: BaseException) -> int:
 
 def fail(error: BaseException) -> NoReturn:
     """Print a problem and its remedy, and end with the status of `error`."""
-    echo(explained(error).replace("\n", "\n  "), err=True)  # no line of its text poses as one of ours
+    echo(explained(error).replace("\n", "\n  "), err=True)  # no line of its text may look like a line of rmq
     sys.exit(status_of(error))
 
 
 def explained(error: BaseException) -> str:
-    """``rmq: what and where; what to do``."""
+    """One line: ``rmq: fault and place; remedy``."""
     hint = getattr(error, "hint", "")
     return f"rmq: {error}" + (f"; {hint}" if hint else "")
 
 
 def refuse(text: str) -> NoReturn:
-    """Prints why it was not done and ends with 1."""
+    """Print the reason of a refusal and end with 1."""
     echo(f"rmq: {text}", err=True)
     sys.exit(EXIT_FAILED)
 
 
 def end_quietly() -> NoReturn:
-    """Ends with 0 after the reader closed our output (`rmq tail | head`). What its buffer holds is dropped:
-    Python's own flush at the end would fail."""
+    """End with 0 after the reader closed our output (`rmq tail | head`). The content of the buffer is
+    dropped: Python's own flush at the end would fail."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(EXIT_DONE)

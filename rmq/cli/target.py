@@ -82,7 +82,7 @@ _OPTIONS = (
 
 
 def target_options(command: Callable[..., T]) -> Callable[..., T]:
-    """Adds the options that name a cluster; the command gets one argument `target`."""
+    """Add the options that name a cluster; the command gets one argument `target`."""
 
     @functools.wraps(command)
     def with_target(
@@ -139,7 +139,7 @@ def run(work: Callable[..., Awaitable[T]], *arguments: Any) -> T:
 
 
 def run_service(work: Callable[..., Awaitable[None]], *arguments: Any) -> None:
-    """Run a service as `run` does, but with status 0 after a signal: that is how a service ends."""
+    """Run a service as `run` does, but with status 0 after a signal, the usual end of a service."""
     ignore_unused()
     _run(functools.partial(work, *arguments), 0)
 
@@ -185,7 +185,7 @@ async def _until_signal(work: Callable[[], Awaitable[T]]) -> T:
 
 @contextmanager
 def first_error() -> Iterator[None]:
-    """For a nursery of equal tasks: raises the first of their errors instead of an ExceptionGroup."""
+    """For a nursery of equal tasks: raise the first of their errors instead of an ExceptionGroup."""
     try:
         yield
     except BaseExceptionGroup as group:
@@ -209,19 +209,20 @@ def run_admin(target: Target, work: Callable[[Admin], Awaitable[T]]) -> T:
 
 
 def part_options(command: Callable[..., T]) -> Callable[..., T]:
-    """Adds -c CLUSTER and -b BROKER: arguments `cluster` and `broker`, empty where not given."""
+    """Add -c CLUSTER and -b BROKER: arguments `cluster` and `broker`, empty without the option."""
     cluster = click.option("-c", "--cluster", default="", help="Only this cluster. [default: all]")
     broker = click.option("-b", "--broker", default="", help="Only this broker: its name or address.")
     return cluster(broker(command))
 
 
 def yes_option(command: Callable[..., T]) -> Callable[..., T]:
-    """Adds --yes for commands that ask before they destroy something."""
+    """Add --yes for commands that ask before they destroy something."""
     return click.option("-y", "--yes", is_flag=True, help="Do not ask.")(command)
 
 
 def confirm(yes: bool, question: str) -> None:
-    """Asks, unless `yes`; ends the command with 1 when the answer is no, or when nobody can answer."""
+    """Ask, unless `yes`; end the command with 1 when the answer is no, or without a terminal for the
+    question."""
     if yes:
         return
     try:
@@ -233,7 +234,7 @@ def confirm(yes: bool, question: str) -> None:
 
 
 def report_done(what: str, addresses: Any) -> None:
-    """Print the action and the servers that did it; ends with 1 without any server."""
+    """Print the action and the servers that did it; end with 1 without any server."""
     if not (servers := ", ".join(addresses)):
         refuse("nothing was done: no broker is registered there; `rmq cluster list` shows registered brokers")
     echo(f"{what} at {servers}")

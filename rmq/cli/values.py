@@ -1,4 +1,5 @@
-"""Values as people type them: durations, times, permissions, KEY=VALUE, and secrets in files of their own.
+"""Values in the form in which users type them: durations, times, permissions, KEY=VALUE, and secrets in files
+of their own.
 
 The functions `as_...` are click's callbacks of options and arguments.
 """

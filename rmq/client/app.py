@@ -62,7 +62,7 @@ log = logging.getLogger("rmq.client.app")
 
 
 class App(Generic[S]):
-    """Handlers, a client and a producer that live together; see the module.
+    """Handlers, a client and a producer, opened and closed together; the module has an example.
 
     `namesrv` and `settings` are as in `rmq.connect`, including their defaults. `group` is the producer's.
     `setup` is a function of the app that returns an async context manager for resources of handlers, such as
@@ -72,8 +72,8 @@ class App(Generic[S]):
 
     `middlewares` surround all handlers, the first is the outermost; `consumer` takes more, for a single
     handler. Each is an async function of a message and of the next function, which it calls, or not: `async
-    def timed(message, call_next): ...; return await call_next(message)`. It sees messages before their bodies
-    are read, and all errors. Its result counts as the handler's result.
+    def timed(message, call_next): ...; return await call_next(message)`. A middleware sees messages before
+    their bodies are decoded, and all errors. Its result counts as the handler's result.
 
     Leaving the block, or `stop` in `run`, drains all consumers at once: nothing new is pulled, running
     handlers get `drain` seconds (by default the configuration's `drain_timeout_ms`, 20 s), offsets are
@@ -113,7 +113,7 @@ class App(Generic[S]):
         middlewares: Sequence[Middleware] = (),
         **options: Unpack[ConnectOptions],
     ) -> None:
-        """Raises InvalidType, InvalidName, ConfigError, and TypeError for keywords that there are not."""
+        """Raises InvalidType, InvalidName, ConfigError, and TypeError for unknown keywords."""
         check_options(namesrv, options, "rmq.App")
         if setup is not None:
             expected = "a function of the app that returns an async context manager (asynccontextmanager)"
@@ -124,9 +124,9 @@ class App(Generic[S]):
         self._middlewares = check_middlewares(middlewares)
         self._check_back: CheckBack | None = None
         self.drain = drain
-        """How many seconds handlers get to finish in the end."""
+        """Seconds that handlers have to finish at the end."""
         self.state: S = cast(S, None)
-        """What `setup` gave; None while the app is not open."""
+        """The value of `setup`; None while the app is not open."""
         self._namesrv, self._options, self._setup = namesrv, options, setup
         self._registered: dict[str, Registration] = {}
         self._client: Client | None = None
@@ -209,10 +209,10 @@ class App(Generic[S]):
         too if it has a second parameter. Without a model it is called with the message. An ordinary function
         runs in a worker thread. The function's result is the reply to a request, unless it is None.
 
-        `on_invalid` decides about a body that does not fit the model: ``"dead-letter"``, log it and give it
-        to the dead letters at once; ``"retry"``, a failure as any other; ``"raise"``, the app ends with
-        InvalidBody, and the message is delivered again. When the first 10 bodies are all invalid, the app
-        ends with InvalidBody in any case, since the model is wrong.
+        `on_invalid` decides about a body that does not fit the model: ``"dead-letter"``, log the message and
+        make it a dead letter at once; ``"retry"``, handle it as any other failure; ``"raise"``, end the app
+        with InvalidBody, and redeliver the message. When the first 10 bodies are all invalid, the app ends
+        with InvalidBody in any case, since the model is wrong.
 
         `middlewares` surround this handler, inside the app's. The function itself stays unchanged, for tests
         and direct calls. Raises InvalidName, InvalidType, ConfigError when the app has a consumer of that
@@ -222,10 +222,10 @@ class App(Generic[S]):
         return decorator(self._registered, topics, group, model, on_invalid, concurrency, around, options)
 
     def check_back(self, function: C) -> C:
-        """Make the decorated function decide about a transaction that its process did not end: called with
-        the half message, it returns `rmq.COMMIT`, `rmq.ROLLBACK` or `rmq.UNKNOWN`. `transaction` needs such a
-        function. Raises InvalidType, ConfigError for a second function, LocalProtocolError once the app is
-        open."""
+        """Make the decorated function decide about a transaction that its process did not end: the function
+        gets the half message, and returns `rmq.COMMIT`, `rmq.ROLLBACK` or `rmq.UNKNOWN`. `transaction` needs
+        such a function. Raises InvalidType, ConfigError for a second function, LocalProtocolError once the
+        app is open."""
         check_callable("check_back", function, "a function of a message that gives a decision")
         if self._producer is not None:
             raise LocalProtocolError("the app is already open: set check_back before it opens")
@@ -238,7 +238,7 @@ class App(Generic[S]):
 
     @property
     def is_open(self) -> bool:
-        """Whether it consumes: after the block was entered, until `stop` or the block's end."""
+        """True if the app consumes: after the block was entered, until `stop` or the block's end."""
         return self._is_open
 
     @property
@@ -261,7 +261,7 @@ class App(Generic[S]):
 
     @property
     def consumers(self) -> Mapping[str, Consumer | LeasedConsumer]:
-        """The consumers that are open, by their groups."""
+        """The open consumers, by their groups."""
         return self._consumers
 
     async def send(
@@ -383,7 +383,7 @@ class App(Generic[S]):
         return producer.transaction(message, sharding_key=sharding_key)
 
     def stop(self) -> None:
-        """Have the consumers finish their present work and leave, and `run` return. May be called repeatedly,
+        """Let the consumers finish their present work and leave, and `run` return. May be called repeatedly,
         and by handlers. Raises LocalProtocolError while the app is not open."""
         if self._stopping is None:
             raise LocalProtocolError("the app is not open: there is nothing to stop")
@@ -393,15 +393,16 @@ class App(Generic[S]):
     # --- opening and closing ---
 
     async def __aenter__(self) -> Self:
-        """Connect and start consuming. Raises as `Client.consumer` and its block, and what `setup` does."""
+        """Connect and start consuming. Raises as `Client.consumer` and its block, and the errors of
+        `setup`."""
         self._blocks = await self._open(connect(self._namesrv, **self._options))
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool | None:
-        """Finish and leave; see the class. An error of a handler that `on_error="raise"` lets out ends the
-        block and comes out of here."""
+        """Finish and leave; see the class. An error of a handler with `on_error="raise"` ends the block and
+        is raised by it."""
         blocks = self._blocks
         assert blocks is not None, "the app is not open"
         return await blocks.__aexit__(kind, error, trace)
@@ -422,14 +423,15 @@ class App(Generic[S]):
             yield {"rmq": self}
 
     async def run(self, *, task_status: anyio.abc.TaskStatus[Self] = anyio.TASK_STATUS_IGNORED) -> None:
-        """Open, and consume until `stop`. Cancelled: finishes and leaves as at the end of the block."""
+        """Open the app, and consume until `stop`. Cancelled: finishes and leaves as at the end of the
+        block."""
         async with self:
             task_status.started(self)
             assert self._stopping is not None
             await self._stopping.wait()
 
     async def _open(self, client: Client) -> AsyncExitStack:
-        """What is to be left at the end."""
+        """Open client, producer, resources and consumers; return the scope to leave at the end."""
         if self._stopping is not None:
             raise LocalProtocolError("the app is already open")
         self._stopping = anyio.Event()
@@ -448,7 +450,7 @@ class App(Generic[S]):
             left: list[anyio.Event] = []
             stack.push_async_callback(self._leave, left)
             with unwrap_groups():
-                async with anyio.create_task_group() as opening:  # each waits for brokers, again and again
+                async with anyio.create_task_group() as opening:  # each waits for brokers, repeatedly
                     for registration in self._registered.values():
                         opening.start_soon(scope.tasks.start, self._consume, client, registration, left)
             self._consumers = {
@@ -463,7 +465,7 @@ class App(Generic[S]):
         self.state = cast(S, None)
 
     async def _leave(self, left: Iterable[anyio.Event]) -> None:
-        """Have all consumers drain and leave, whatever cancels the caller."""
+        """Let all consumers drain and leave, even if the caller is cancelled."""
         self.stop()
         with anyio.CancelScope(shield=True):
             for one in left:
@@ -477,7 +479,7 @@ class App(Generic[S]):
         *,
         task_status: anyio.abc.TaskStatus[None],
     ) -> None:
-        """Be a member of the group until the app stops, and until its handlers have ended. Sets the events in
+        """Be a member of the group until the app stops, and until its handlers have ended; set the events in
         `left` at that time."""
         assert self._stopping is not None
         group, end = registration.group, anyio.Event()

@@ -47,7 +47,7 @@ E = TypeVar("E", bound=AbstractAsyncContextManager[Any])
 
 
 class _Twin(Protocol):
-    """An object of this module, which stands for one of the async client."""
+    """An object of this module, which stands for an object of the async client."""
 
     _inner: Any
 
@@ -56,7 +56,7 @@ class _Twin(Protocol):
 
 
 class _Method(Generic[P, T]):
-    """A method under the name, with the arguments and the docstring, of one of the async client."""
+    """A method with the name, arguments and docstring of a method of the async client."""
 
     def __init__(self, method: Callable[Concatenate[Any, P], Any]) -> None:
         update_wrapper(self, method)
@@ -74,7 +74,7 @@ class _Method(Generic[P, T]):
 
 
 class _Waiting(_Method[P, T]):
-    """Waits for the answer of an async method."""
+    """Calls an async method and waits for its result."""
 
     def __init__(self, method: Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]) -> None:
         super().__init__(method)
@@ -96,7 +96,7 @@ class _InLoop(_Method[P, T]):
 
 
 class _Making(_Method[P, T]):
-    """Has an object made in the thread of the loop; gives its twin, of the class `kind`."""
+    """Makes an object in the thread of the loop; returns its twin, of the class `kind`."""
 
     def __init__(
         self, method: Callable[Concatenate[Any, P], Any], kind: Callable[[BlockingPortal, Any], T]
@@ -111,7 +111,7 @@ class _Making(_Method[P, T]):
 
 
 class _Entered(Generic[E]):
-    """Something whose block runs in the loop's thread."""
+    """An object whose block runs in the loop's thread."""
 
     def __init__(self, portal: BlockingPortal, inner: E) -> None:
         self._portal = portal
@@ -132,7 +132,7 @@ class _Entered(Generic[E]):
         return self._block.__exit__(kind, error, trace)
 
     def open(self) -> Self:
-        """Open it without a block, to be closed with `close`; the end of its client does, too."""
+        """Open the object without a block; `close`, or the end of its client, closes it."""
         self.__enter__()
         self._is_started = True
         if isinstance(self._portal, LoopThread):
@@ -140,7 +140,8 @@ class _Entered(Generic[E]):
         return self
 
     def close(self) -> None:
-        """Close what `open` opened, as the end of the block does. Once closed, or never opened: nothing."""
+        """Close an object that `open` opened, as the end of the block does. No effect if it is closed, or was
+        never opened."""
         if self._is_started:
             self._is_started = False
             self.__exit__(None, None, None)
@@ -205,13 +206,13 @@ class Delivery:
 
     @property
     def message(self) -> StoredMessage:
-        """The message itself, for a look before it is consumed."""
+        """The message itself, to look at before it is consumed."""
         return self._inner.message
 
     def __enter__(self) -> StoredMessage:
         self._snapshot = Snapshot()
-        # In this thread: it waits for nothing, and what it changes is changed at once. A way into the other
-        # thread and back costs more than most handlers.
+        # In this thread: it waits for nothing, and changes its state at once. A call into the other thread
+        # and back costs more than most handlers.
         return self._inner.begin()
 
     def __exit__(
@@ -239,14 +240,14 @@ class Consumer(_Entered[async_consumer.Consumer]):
         self._post = portal.call(thread_safe_call)
 
     def _ended_well(self, delivery: async_delivery.Delivery) -> None:
-        """Have a delivery finished in the loop's thread, soon, together with others."""
+        """Finish a delivery in the loop's thread, soon, together with others."""
         self._ended.append(delivery)
         if not self._is_posted:
             self._is_posted = True
             self._post(self._finish)
 
     def _finish(self) -> None:
-        self._is_posted = False  # first: what comes from now on has itself posted again
+        self._is_posted = False  # first: later deliveries post this function again
         ended = self._ended
         while ended:
             delivery = ended.popleft()
@@ -256,15 +257,15 @@ class Consumer(_Entered[async_consumer.Consumer]):
                 continue
 
     def _ready(self) -> Delivery | None:
-        """A delivery that is there already, taken in this thread."""
+        """A delivery that is available now, taken in this thread."""
         if isinstance(self._portal, LoopThread):
-            self._portal.check_process()  # the messages that are there are the other process's
+            self._portal.check_process()  # the available messages belong to the other process
         found = self._inner.take_now()
         return None if found is None else Delivery(self, found)
 
     @property
     def queues(self) -> list[MessageQueue]:
-        """The queues that this member has now."""
+        """The present queues of this member."""
         return self._inner.queues
 
     def __iter__(self) -> Iterator[Delivery]:
@@ -294,7 +295,7 @@ class Consumer(_Entered[async_consumer.Consumer]):
 
 
 def _consumer_of(portal: BlockingPortal, inner: Any) -> Consumer:
-    """The twin of a consumer. Raises ConfigError with `per_message`: `simple_consumer` is its way here."""
+    """The twin of a consumer. Raises ConfigError with `per_message`: use `simple_consumer` in this module."""
     if not isinstance(inner, async_consumer.Consumer):
         raise ConfigError(
             "per_message", True, "False in a blocking client: use client.simple_consumer for this mode"
@@ -303,7 +304,7 @@ def _consumer_of(portal: BlockingPortal, inner: Any) -> Consumer:
 
 
 class SimpleConsumer(_Entered[async_simple_consumer.SimpleConsumer]):
-    """See `rmq.SimpleConsumer`. Messages are acknowledged by the consumer: `consumer.ack(message)`."""
+    """See `rmq.SimpleConsumer`. The consumer acknowledges messages: `consumer.ack(message)`."""
 
     receive = _Waiting(async_simple_consumer.SimpleConsumer.receive)
     ack = _Waiting(async_simple_consumer.SimpleConsumer.ack)
@@ -316,7 +317,7 @@ class PullConsumer(_Entered[async_pull_consumer.PullConsumer]):
 
     @property
     def assignment(self) -> list[MessageQueue]:
-        """The queues that are pulled for `poll` now."""
+        """The queues that `poll` pulls now."""
         return self._inner.assignment
 
     topics = _Waiting(async_pull_consumer.PullConsumer.topics)
@@ -448,9 +449,8 @@ def connect(
     backend: str = "asyncio",
     **options: Unpack[async_client.ConnectOptions],
 ) -> Client:
-    """A client to be entered with `with`; the options are those of `rmq.connect`, and so is what counts
-    without them. `backend` is the event loop of its thread, ``"asyncio"`` or ``"trio"``.
-    Raises as `rmq.connect`."""
+    """A client to be entered with `with`; the options and their defaults are those of `rmq.connect`.
+    `backend` is the event loop of its thread, ``"asyncio"`` or ``"trio"``. Raises as `rmq.connect`."""
     async_client.check_known(options, async_client.ConnectOptions.__annotations__, "blocking.connect")
     return Client(async_client.connect(namesrv, **options), backend)
 
@@ -466,7 +466,7 @@ class Client:
 
     @property
     def client_id(self) -> str:
-        """The id that brokers know."""
+        """The id under which brokers know the client."""
         return self._inner.client_id
 
     def __enter__(self) -> Client:
@@ -484,7 +484,7 @@ class Client:
     ) -> bool | None:
         atexit.unregister(self.close)
         if self._portal is not None and not self._portal.is_of_this_process:
-            self._stack.pop_all()  # the connections are those of the process that was forked
+            self._stack.pop_all()  # the connections belong to the process that was forked
             return None
         closing = Closing(error)
         for one in list(self._portal.opened) if self._portal is not None else ():
@@ -500,7 +500,8 @@ class Client:
         return self.__enter__()
 
     def close(self) -> None:
-        """Close what `open` opened, as the end of the block does. Once closed, or never opened: nothing."""
+        """Close a client that `open` opened, as the end of the block does. No effect if it is closed, or was
+        never opened."""
         self.__exit__(None, None, None)
 
     producer = _Making(async_client.Client.producer, Producer)
@@ -519,7 +520,7 @@ class Client:
 
     @property
     def admin(self) -> Admin:
-        """What administrators ask and tell the cluster, see `rmq.client.admin`."""
+        """Administration of the cluster, see `rmq.client.admin`."""
         return Admin(self._loop(), self._inner.admin)
 
     def _loop(self) -> BlockingPortal:

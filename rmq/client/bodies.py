@@ -17,18 +17,18 @@ log = logging.getLogger(__name__)
 
 OnInvalid = Literal["dead-letter", "retry", "raise"]
 FIRST_INVALID: Final = 10
-"""When the first bodies of a consumer, so many of them, are all invalid, its model is wrong, not they."""
+"""Number of a consumer's first bodies that may all be invalid before its model counts as wrong."""
 
 
 def check_on_invalid(value: object) -> None:
-    """Raises ConfigError for what is no `OnInvalid`."""
+    """Raises ConfigError unless the value is an `OnInvalid`."""
     if value not in get_args(OnInvalid):
         raise ConfigError("on_invalid", value, "'dead-letter', 'retry' or 'raise'")
 
 
 @define(eq=False)
 class Bodies:
-    """The values of the bodies that one consumer gets."""
+    """Decoder of the bodies that one consumer gets."""
 
     codec: Codec[Any]
     group: str
@@ -39,10 +39,10 @@ class Bodies:
     def read(self, message: StoredMessage) -> Any:
         """The value of a message's body.
 
-        For an invalid body, as `on_invalid` says: raises Retry, to the dead letters (another delivery would
-        fail the same way); the codec's own error, so that the message is retried; or InvalidBody, which ends
-        the consumer. When the first `FIRST_INVALID` bodies are all invalid, raises InvalidBody, so that a
-        wrong model does not move a whole topic to the dead letters.
+        For an invalid body, by `on_invalid`: raises Retry, to the dead letters (another delivery would fail
+        the same way); the codec's own error, so that the message is retried; or InvalidBody, which ends the
+        consumer. When the first `FIRST_INVALID` bodies are all invalid, raises InvalidBody, so that a wrong
+        model does not move a whole topic to the dead letters.
         """
         try:
             value = self.codec.decode(message.body)

@@ -1,4 +1,4 @@
-"""connect() and Client: one application's connections to a cluster. No task outlives the client's block."""
+"""connect() and Client: one application's connections to a cluster. All tasks end with the client's block."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 
 S = TypeVar("S", bound=AsyncResource)
 
-# Who a client is: its address and its id.
+# Identity of a client: its address and its id.
 
 
 def local_address(toward: str) -> str:
@@ -64,7 +64,7 @@ def local_address(toward: str) -> str:
     host = toward.rpartition("://")[2].rpartition(":")[0].strip("[]")
     try:
         version = ipaddress.ip_address(host).version
-    except ValueError:  # a name: looking it up could take long, so take the way to anywhere
+    except ValueError:  # a name: looking it up could take long, so use the route to any address
         host, version = "192.0.2.1", 4
     family = socket.AF_INET6 if version == 6 else socket.AF_INET
     try:
@@ -107,12 +107,12 @@ _KINDS: Final[dict[str, tuple[type | tuple[type, ...], str]]] = {
 
 
 def check_arguments(**arguments: Any) -> None:
-    """Raises InvalidType for an argument of `connect`, but for `namesrv`, that is of a wrong type."""
+    """Raises InvalidType for an argument of `connect`, other than `namesrv`, of a wrong type."""
     for name, value in arguments.items():
         if name in _KINDS:
             check_type(name, value, *_KINDS[name])
     credentials, network = arguments.get("credentials"), arguments.get("network")
-    if not isinstance(credentials, (Credentials, NoneType)):  # what it holds is no text for a log
+    if not isinstance(credentials, (Credentials, NoneType)):  # its fields may be secret
         raise InvalidType("credentials", type(credentials), "rmq.Credentials")
     for plugin in arguments.get("plugins", ()):
         check_type("plugins", plugin, Observer, "a list of rmq.Observer")
@@ -139,7 +139,7 @@ class ConnectOptions(ClientSettings, total=False):
 
 
 def check_known(given: Iterable[str], known: Iterable[str], where: str) -> None:
-    """Raises TypeError for keywords that there are not."""
+    """Raises TypeError for unknown keywords."""
     takes = sorted(known)
     unknown = sorted(set(given) - set(takes))
     if not unknown:
@@ -159,7 +159,7 @@ def config_of(config: ClientConfig | None, settings: ClientSettings) -> ClientCo
 
 
 def check_options(namesrv: str | Sequence[str] | None, options: ConnectOptions, where: str) -> None:
-    """Raises what `connect` would."""
+    """Check the options of `connect`; raises its errors."""
     check_known(options, ConnectOptions.__annotations__, where)
     if namesrv is not None:
         parse_name_servers(namesrv)
@@ -188,7 +188,7 @@ def connect(
     context` by name, with its account and TLS settings. Without both, the environment decides:
     RMQ_NAMESRV_ADDR, else RMQ_CONTEXT, the name of a context, else NAMESRV_ADDR; else the current context of
     `rmq context use`; else 127.0.0.1:9876. If no context has an account, RMQ_ACCESS_KEY with RMQ_SECRET_KEY
-    is the account; an address given as an argument is shown no account but `credentials`.
+    is the account; for an address given as an argument only `credentials` count as an account.
 
     `settings` are the fields of `ClientConfig`, such as `send_timeout_ms=5_000`; they replace those of
     `config`. Without `config` the other fields are `ClientConfig.from_environment()`. Arguments take
@@ -196,7 +196,7 @@ def connect(
     in the cluster; the default is. `plugins` see the messages on their way: `MessageTrace`, `OpenTelemetry`,
     or an `Observer` of your own. `on_event` is called with events around the messages: `Connected`,
     `Disconnected`, `Assigned`, `Stalled`; in the event loop, so it must not take long. `network` is for
-    tests. Nothing is dialled before first use, so a name server may start later. Raises ConfigError,
+    tests. The client connects on first use, so a name server may start later. Raises ConfigError,
     InvalidType, TypeError for an unknown keyword.
 
     Applications with a task group of their own may write `await nursery.start(client.run)` instead.
@@ -229,7 +229,7 @@ class Client(AsyncResource):
     """
 
     _endpoint: Callable[[Session], Endpoint] = ClientEndpoint
-    """What answers the requests of brokers."""
+    """The handler of brokers' requests."""
 
     def __init__(
         self,
@@ -303,7 +303,7 @@ class Client(AsyncResource):
         await self._scope.__aenter__()
         try:
             await self._scope.tasks.start(self._session.run)
-        except BaseException as error:  # cancelled, say: who never came in does not leave either
+        except BaseException as error:  # for example cancelled: a client that was not entered is not left
             await self._scope.__aexit__(type(error), error, error.__traceback__)
             raise
         return self
@@ -335,16 +335,16 @@ class Client(AsyncResource):
     def producer(self, group: str, *, auto_batch: bool = False, idempotent: bool = False) -> Producer:
         """A producer of `group`, for `async with`.
 
-        With `auto_batch`, sends to the same topic that begin together, as those of many tasks do, go to the
+        With `auto_batch`, sends to the same topic that begin together, for example in many tasks, go to the
         broker in a single request and to the same queue: a third of the work for each. Order, results and
         errors are those of each message. Messages that a batch cannot hold go alone: delayed and compressed
         messages, messages of 128 KiB or more, requests, transactions. Without `auto_batch` messages are
         spread over all queues.
 
-        With `idempotent`, a message that is repeated because its response was lost is stored once: it stays
-        at its broker, which must support idempotent sends (rmq's, with `idempotentSendKeepTime`; other
-        brokers store it as always), and is retried for up to `send_queue_ms`. Bodies are not compressed. It
-        costs as much as a batch of a single message. Raises InvalidName, InvalidType.
+        With `idempotent`, a message that is repeated because its response was lost is stored once: the client
+        sends it to the same broker again, for up to `send_queue_ms`. The broker must support idempotent sends
+        (rmq's, with `idempotentSendKeepTime`; other brokers store the message as usual). Bodies are not
+        compressed. A send costs as much as a batch of a single message. Raises InvalidName, InvalidType.
         """
         check_type("auto_batch", auto_batch, bool, "True or False")
         check_type("idempotent", idempotent, bool, "True or False")
@@ -411,23 +411,21 @@ class Client(AsyncResource):
         yet: ``"first"``, ``"last"``, or a time in ms since 1970 (young queues are always read from their
         beginning, as with RocketMQ). `broadcasting` gives every member every message; offsets are then kept
         in a file below `offsets_dir` under the `client_id` (without `client_id`, this host's members share
-        the file, as with Java's clients), and failed messages are not delivered again. `on_error` is
-        ``"retry"``: log the error and send the message back, or ``"raise"``: send the message back and raise
-        the error from `run` or the delivery's block. `strategy` divides the queues of a topic among the
-        members.
+        the file, as with Java's clients), and failed messages are not redelivered. `on_error` is ``"retry"``:
+        log the error and nack the message, or ``"raise"``: nack the message and raise the error from `run` or
+        the delivery's block. `strategy` divides the queues of a topic among the members.
 
         `ordered` gives a single message of a queue at a time, in order, under the broker's lock of the queue;
-        a failed message holds up its queue and is redelivered locally. `max_reconsume_times` is how often a
-        message is retried before it goes to the dead letters; the default is the configuration's, and with
-        `ordered` no limit. `retry` sets the delays of failed messages, and may set their number: see
-        `Backoff`.
+        a failed message holds up its queue and is redelivered locally. `max_reconsume_times` is the number of
+        retries before a message becomes a dead letter; the default is the configuration's, and with `ordered`
+        no limit. `retry` sets the delays of failed messages, and may set their number: see `Backoff`.
 
         `on_assignment(change)`, a function or a coroutine function, is called when the consumer's queues have
         changed; `change` is an `Assigned`. The consumer waits for it: nothing is delivered from new queues
         before it has returned, so it may `seek` in them. Offsets of queues that are given up are committed
-        before, unless they are ordered: a message of each may still be consumed in that case. Its errors are
-        logged. `require_topics` makes a missing topic, or silent name servers, an error at the begin of the
-        block; otherwise the consumer waits. Raises InvalidName, InvalidType, ConfigError.
+        before, unless the consumer is ordered: in that case a message of each queue may still be in flight.
+        Its errors are logged. `require_topics` makes a missing topic, or silent name servers, an error at the
+        begin of the block; otherwise the consumer waits. Raises InvalidName, InvalidType, ConfigError.
         """
         options = ConsumerOptions(
             consume_from=consume_from,
@@ -468,9 +466,9 @@ class Client(AsyncResource):
         """A consumer that receives messages one by one and acknowledges each, to be entered with `async
         with`.
 
-        `topics` is as for `consumer`. `in_order`: a message waits while another one of its message group
-        (`__SHARDINGKEY`) is out. `consume_from` is ``"first"`` or ``"last"``, for a group that the broker
-        does not know yet. Raises InvalidName, InvalidType, ConfigError.
+        `topics` is as for `consumer`. `in_order`: a message waits while another message of its message group
+        (`__SHARDINGKEY`) is in flight. `consume_from` is ``"first"`` or ``"last"``, for a group that the
+        broker does not know yet. Raises InvalidName, InvalidType, ConfigError.
         """
         if consume_from not in ("first", "last"):
             raise ConfigError("consume_from", consume_from, "'first' or 'last'")
@@ -492,10 +490,10 @@ class Client(AsyncResource):
         self._made.add(made)
         return made
 
-    # --- how it is ---
+    # --- state ---
 
     async def ready(self, timeout: float = 10.0, *, topics: Iterable[str] = ()) -> None:
-        """Return when the client can do its work: a name server answers, a broker of each of `topics` is
+        """Wait until the client can do its work: a name server answers, a broker of each of `topics` is
         connected, and each of its consumers has its share of the queues, possibly none, and consumes. For
         checks at a program's start, and for readiness probes.
 
@@ -521,11 +519,11 @@ class Client(AsyncResource):
     @property
     def admin(self) -> Admin:
         """Administration of the cluster. Names are full names: no namespace is added."""
-        from rmq.client.admin import Admin  # a third of what the client's import took, and few need it
+        from rmq.client.admin import Admin  # a third of the client's import time; few programs need it
 
         return Admin(self._entered())
 
-    # --- what was given up ---
+    # --- dead letters and discarded transactions ---
 
     async def dead_letters(
         self, group: str, letters: Letters = ALL_LETTERS, *, limit: int = 1000
@@ -555,7 +553,7 @@ class Client(AsyncResource):
         letter that an earlier run has sent is not sent again. The letters stay in place. A failure of a
         single letter is in the result's `failed`; an error that concerns all, such as a lost broker, is
         raised. Raises as `dead_letters` and `Producer.send`. Cancelled: sent letters stay sent, and the next
-        run goes on behind them.
+        run continues behind them.
         """
         redrive = Redrive(self._entered(), self._full(group))
         return await redrive.run(letters, to=to, rate=rate, progress=progress)
@@ -568,9 +566,9 @@ class Client(AsyncResource):
         return await discarded_halves(self._entered(), limit)
 
     async def resume_transaction(self, half: DiscardedHalf) -> None:
-        """Have the producers of its group asked again about a half message, from the first check on. Raises
-        NoRoute, and the ResponseError of the broker for any other message. Cancelled: the message may or may
-        not be resumed. Resumed twice, it may be committed twice."""
+        """Repeat the check-backs of a half message, from the first check on. Raises NoRoute, and the
+        ResponseError of the broker for any other message. Cancelled: the message may or may not be resumed. A
+        message that is resumed twice may be committed twice."""
         await resume(self._entered(), half)
 
     def _full(self, group: str) -> str:
@@ -587,7 +585,7 @@ class Client(AsyncResource):
         scheme, mark, _ = self._name_servers[0].partition("://")
         scheme = scheme if mark else ""
         limits = self._limits or Limits(
-            stall_seconds=math.inf,  # the connection to a broker that reads nothing stays; calls time out
+            stall_seconds=math.inf,  # a broker that reads nothing keeps its connection; calls time out
             keepalive_seconds=self.config.tcp_keepalive_ms / 1000,
             unacknowledged_seconds=self.config.tcp_user_timeout_ms / 1000,
         )

@@ -17,13 +17,13 @@ T = TypeVar("T")
 
 @runtime_checkable
 class Codec(Protocol[T]):
-    """What turns the body of a message into a value, and a value into a body."""
+    """Converter between the body of a message and a value."""
 
     def decode(self, body: bytes) -> T:
-        """The value of a body. Raises any exception for a body that has none."""
+        """The value of a body. Raises any exception for a body that cannot be decoded."""
 
     def encode(self, value: T) -> bytes:
-        """The body of a value. Raises any exception for what has none."""
+        """The body of a value. Raises any exception for a value that cannot be encoded."""
 
 
 class MsgspecCodec(Generic[T]):
@@ -163,5 +163,5 @@ def body_of(value: Any) -> bytes:
 
 
 def _is_pydantic(kind: Any) -> bool:
-    """Whether it is a model or a dataclass of pydantic 2; this imports nothing."""
+    """True for a model or a dataclass of pydantic 2; this imports nothing."""
     return hasattr(kind, "__pydantic_validator__")

@@ -1,4 +1,5 @@
-"""ClientConfig: the settings of a client, with RocketMQ's keys and defaults where it has them."""
+"""ClientConfig: the settings of a client, with RocketMQ's keys and defaults where RocketMQ has the
+setting."""
 
 from __future__ import annotations
 

@@ -2,9 +2,9 @@
 
     app = rmq.App("127.0.0.1:9876", middlewares=[rmq.SkipDuplicates(rmq.MemoryWindow(seconds=3600))])
 
-A broker delivers each message at least once. `SkipDuplicates` remembers what was handled: in memory, for one
-process and a window of time, or in a table of a database, for all members of a group. Where a handler writes
-to that database anyway, `Inbox` puts the key into the same transaction: then each message counts once.
+A broker delivers each message at least once. `SkipDuplicates` remembers the handled messages: in memory, for
+one process and a window of time, or in a table of a database, for all members of a group. Where a handler
+writes to that database anyway, `Inbox` puts the key into the same transaction: then each message counts once.
 """
 
 from __future__ import annotations
@@ -39,27 +39,28 @@ class Window(Protocol):
     """The keys that were handled."""
 
     async def begin(self, key: str) -> bool:
-        """Whether this key is to be handled now. Raises any error that prevents the check: the message is
-        then delivered again. Cancelled: nothing has happened."""
+        """True if the message of this key must be handled now. Raises any error that prevents the check: the
+        message is redelivered in that case. Cancelled: nothing changes."""
 
     async def end(self, key: str, is_handled: bool) -> None:
-        """The handling that `begin` allowed has ended. Cancelled: the key may or may not be remembered."""
+        """Note the end of a handling that `begin` allowed. Cancelled: the key may or may not be
+        remembered."""
 
 
 def message_id(message: StoredMessage) -> str:
-    """The id that the producer gave: the same for each delivery and each attempt of one send."""
+    """The producer's id of the message: the same for each delivery and each attempt of one send."""
     return message.message_id
 
 
 def first_key(message: StoredMessage) -> str:
-    """The message's first key, which the application gave; without one its id."""
+    """The message's first key, which the application set; without keys its id."""
     return message.keys[0] if message.keys else message.message_id
 
 
 @define(eq=False)
 class MemoryWindow:
-    """Keys of the last `seconds`, at most `most` of them, in this process. A copy that comes while the first
-    is being handled waits for that, and is handled when that fails."""
+    """Keys of the last `seconds`, at most `most` of them, in this process. A copy that arrives while the
+    first is being handled waits for its end, and is handled if the first fails."""
 
     seconds: float = 3600.0
     most: int = 100_000
@@ -74,7 +75,7 @@ class MemoryWindow:
         return len(self._handled)
 
     async def begin(self, key: str) -> bool:
-        """See `Window`. Cancelled: nothing has happened."""
+        """See `Window`. Cancelled: nothing changes."""
         while (running := self._running.get(key)) is not None:
             await running.wait()
         self._forget(anyio.current_time())
@@ -84,7 +85,7 @@ class MemoryWindow:
         return True
 
     async def end(self, key: str, is_handled: bool) -> None:
-        """See `Window`. Cancelled: it is done nevertheless."""
+        """See `Window`. Cancelled: the key is noted nevertheless."""
         if is_handled:
             self._handled[key] = anyio.current_time()
             self._forget(anyio.current_time())
@@ -125,7 +126,7 @@ class Inbox:
 
     @property
     def create(self) -> str:
-        """The statement that makes the table, where there is none."""
+        """The statement that creates the table, if it does not exist."""
         return (
             f"CREATE TABLE IF NOT EXISTS {self.table} (consumer_group VARCHAR(255) NOT NULL, message_key"
             " VARCHAR(255) NOT NULL, handled_ms BIGINT NOT NULL, PRIMARY KEY (consumer_group, message_key))"
@@ -160,12 +161,12 @@ class Inbox:
 
 
 class TableWindow:
-    """Keys in a table: what `inbox` says, executed by `run(statement, parameters)`, which returns the rows,
-    each time in a transaction of its own. An ordinary function runs in a worker thread.
+    """Keys in a table: the statements of `inbox`, executed by `run(statement, parameters)`, which returns the
+    rows, each time in a transaction of its own. An ordinary function runs in a worker thread.
 
-    The key is noted after the handler has ended. So a copy is handled again when the process dies between
-    the two, or when two members get copies at the same time; where that must not be, use `Inbox.accept` in
-    the handler's own transaction. Raises InvalidType.
+    The key is noted after the handler has ended. So a copy is handled again when the process dies between the
+    two, or when two members get copies at the same time; if that must not happen, use `Inbox.accept` in the
+    handler's own transaction. Raises InvalidType.
     """
 
     def __init__(self, inbox: Inbox, run: Run) -> None:
@@ -175,11 +176,11 @@ class TableWindow:
         self._run = as_async(_Spread(run), THREADS) if not is_async(run) else _Spread(run)
 
     async def begin(self, key: str) -> bool:
-        """See `Window`. Raises what `run` does. Cancelled: nothing has happened."""
+        """See `Window`. Raises the errors of `run`. Cancelled: nothing changes."""
         return not await self._execute(self._inbox.find(key))
 
     async def end(self, key: str, is_handled: bool) -> None:
-        """See `Window`. Raises what `run` does. Cancelled: the key may or may not be noted."""
+        """See `Window`. Raises the errors of `run`. Cancelled: the key may or may not be noted."""
         if is_handled:
             await self._execute(self._inbox.accept(key))
 
@@ -220,7 +221,7 @@ class SkipDuplicates:
             self._key = key
         self._window = window
         self.skipped = 0
-        """How many were left out."""
+        """Number of messages that were left out."""
 
     async def __call__(
         self, message: StoredMessage, call_next: Callable[[StoredMessage], Awaitable[object]]

@@ -25,7 +25,8 @@ OfMessage = TypeVar("OfMessage", bound=Callable[[StoredMessage], Any])
 
 Next = Callable[[StoredMessage], Awaitable[object]]
 Middleware = Callable[[StoredMessage, Next], Awaitable[object]]
-"""What stands around a handler: it calls the next one, or not, and returns what counts as its result."""
+"""Code around a handler: it calls the next one, or not, and returns the result that counts as the
+handler's."""
 Reply = Callable[[StoredMessage, bytes], Awaitable[None]]
 
 DEFAULTS: Final[dict[str, Any]] = {
@@ -38,7 +39,7 @@ DEFAULTS: Final[dict[str, Any]] = {
 
 @frozen
 class Registration:
-    """A handler, and the way to call it."""
+    """A handler with its settings, and its calls."""
 
     group: str
     topics: Mapping[str, str | Sql]
@@ -46,14 +47,14 @@ class Registration:
     codec: Codec[Any] | None
     """None: the handler takes messages as they are."""
     wants_message: bool
-    """Whether it takes the message beside the value of its body."""
+    """True if the handler takes the message beside the value of its body."""
     concurrency: int
     options: ConsumerSettings
     on_invalid: OnInvalid = "dead-letter"
     middlewares: tuple[Middleware, ...] = ()
 
     def of_messages(self, reply: Reply) -> Callable[[StoredMessage], Awaitable[None]]:
-        """The handler as a function of messages. To a request, what it returns is the reply."""
+        """The handler as a function of messages. Its result is the reply to a request."""
         call = self.async_handler()
         bodies = None if self.codec is None else Bodies(self.codec, self.group, self.on_invalid)
 
@@ -120,7 +121,7 @@ class _Decorator:
 
 
 class MessageDecorator(_Decorator):
-    """For a function of a message."""
+    """Decorator for a function of a message."""
 
     def __call__(self, handler: OfMessage) -> OfMessage:
         """Raises as `register`."""
@@ -129,7 +130,7 @@ class MessageDecorator(_Decorator):
 
 
 class AnyDecorator(_Decorator):
-    """For a function whose body type a type checker cannot see, as `Order | None`."""
+    """Decorator for a function whose body type a type checker cannot see, such as `Order | None`."""
 
     def __call__(self, handler: OfAny) -> OfAny:
         """Raises as `register`."""
@@ -138,7 +139,7 @@ class AnyDecorator(_Decorator):
 
 
 class BodyDecorator(_Decorator, Generic[B]):
-    """For a function of the value of a body, or of that and the message."""
+    """Decorator for a function of the value of a body, or of that and the message."""
 
     @overload
     def __call__(self, handler: Callable[[B], R]) -> Callable[[B], R]: ...
@@ -160,7 +161,7 @@ def decorator(
     middlewares: tuple[Middleware, ...],
     options: ConsumerSettings,
 ) -> MessageDecorator | BodyDecorator[Any]:
-    """See `App.consumer`, which raises the same."""
+    """The decorator for `App.consumer`; raises the same errors."""
     check_known(options, ConsumerSettings.__annotations__, "App.consumer")
     check_number("concurrency", concurrency, 1)
     check_type("topics", topics, (str, Mapping), "the name of a topic, or topics as Client.consumer takes")
@@ -193,8 +194,8 @@ def _around(middleware: Middleware, call_next: Next) -> Next:
 
 
 def _wants_message(handler: Callable[..., Any], has_model: bool) -> bool:
-    """Whether a handler takes the message beside the value of its body. Raises InvalidType when it can be
-    called with neither."""
+    """True if a handler takes the message beside the value of its body. Raises InvalidType when it takes
+    neither."""
     check_callable("handler", handler, "a function of a message, or of a body", takes=None)
     try:
         signature = inspect.signature(handler)

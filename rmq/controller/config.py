@@ -96,8 +96,8 @@ def check_reach(config: Any, tls: Any) -> None:
 
 
 def own_address(config: ControllerSettings, bind_address: str, port: int) -> tuple[str, list[str]]:
-    """The address of this controller, and the addresses of all controllers. Without `controllers` it is the
-    only one.
+    """The address of this controller, and the addresses of all controllers. Without `controllers` this one is
+    the only controller.
 
     Raises ConfigError.
     """
@@ -130,7 +130,7 @@ def _mine(known: Sequence[str], bind_address: str, port: int) -> list[str]:
 
 
 def _is_own(host: str) -> bool:
-    """Whether an address, or a name that needs no look-up, is this machine's."""
+    """True if an address, or a name that needs no look-up, is this machine's."""
     if host in ("localhost", socket.gethostname(), socket.getfqdn()):
         return True
     family = socket.AF_INET6 if ":" in host else socket.AF_INET

@@ -35,15 +35,15 @@ from rmq.server.deferred import Deferred
 log = logging.getLogger("rmq.controller")
 
 WAITING_MAX = 10_000
-"""Questions that wait for the log; more are refused."""
+"""Requests that wait for the log; further requests are refused."""
 MEMBERS_MAX = 7
 """Controllers of a cluster; each change waits for most of them."""
 
 
 @frozen
 class ElectRequest:
-    """An operator's wish: this replica is to be the next master of the set. `is_unclean`: though it is not in
-    sync, since no replica in sync lives, and none will again."""
+    """An operator's request that a replica becomes the next master of the set. `is_unclean`: although it is
+    not in sync, because no replica in sync lives, and none will come back."""
 
     name: str
     number: int
@@ -67,13 +67,14 @@ class RemoveMember:
 
 @frozen
 class Answer:
-    """Answer to a request. `broker_set`: the present set, if known; `refusal`: why nothing was done.
+    """Answer to a request. `broker_set`: the present set, if known; `refusal`: the reason when nothing was
+    done.
 
     To a heartbeat: `is_leased`: the replica may act as master for `lease_s`, counted from its request, less
-    the drift. `hands_over`: the replica is the master, and another is wanted as master; it may step down
-    before its last lease is over. `leaving`: numbers of the replicas that have stopped in order. `is_behind`:
-    the controllers' table is older than the replica's set, which the replica is to send (`Adopt`).
-    `controllers`, also to a change of members: the addresses of all members.
+    the drift. `hands_over`: the replica is the master, and another replica shall become master; the master
+    may step down before its last lease is over. `leaving`: numbers of the replicas that have shut down
+    gracefully. `is_behind`: the controllers' table is older than the replica's set, so that the replica must
+    send its set (`Adopt`). `controllers`, also to a change of members: the addresses of all members.
     """
 
     refusal: str = ""
@@ -92,8 +93,8 @@ Reply = Callable[[Answer | NotLeader], None]
 
 
 class Controller:
-    """See the module. `sets` must be the machine of `raft`; the owner calls `advance` after each call of
-    `raft`, and sends its messages."""
+    """A controller; the module has its rules. `sets` must be the machine of `raft`; the owner calls `advance`
+    after each call of `raft`, and sends its messages."""
 
     def __init__(self, raft: Raft, sets: BrokerSets, elections: Elections) -> None:
         self.raft = raft
@@ -108,7 +109,8 @@ class Controller:
         self._leasing = 0  # index of the entry that changes the lease
 
     def submit(self, question: Request, reply: Reply, now: float) -> None:
-        """Answer, now or later; each question is answered once, unless this controller stops before."""
+        """Answer a request, now or later; each request is answered once, unless this controller stops
+        before."""
         self.advance(now)
         if not self.raft.is_leading(now):
             reply(self._not_leader())
@@ -131,7 +133,7 @@ class Controller:
         self.advance(now)
 
     def step(self, now: float) -> float:
-        """Do what is due; return the time of the next call at the latest."""
+        """Do the due work; return the time of the next call at the latest."""
         self.raft.step(now)
         self.advance(now)
         due = self.raft.deadline
@@ -145,7 +147,7 @@ class Controller:
             self._applied(done.index, done.term, done.result)
         self.elections.agree(self.sets.lease_ms / 1000)
         if not self.raft.is_leading(now):
-            # Even if it leads again in the same term: it heard no heartbeats meanwhile.
+            # Even if this member leads again in the same term: it heard no heartbeats in between.
             self._led = 0
             if self.raft.leader != self.raft.me:
                 self.give_up()
@@ -232,7 +234,7 @@ class Controller:
         return Answer("", known, request.number)
 
     def _refused_unclean(self, known: BrokerSet, number: int, now: float) -> str:
-        """Why a replica that is not in sync is not to be the master; empty when it may."""
+        """The reason why a replica that is not in sync cannot become the master; empty when it can."""
         elections, name = self.elections, known.name
         living = [one for one in known.in_sync if elections.lives(name, one, now)]
         living = [one for one in living if not elections.evidence.has_lost(name, one)]
@@ -250,7 +252,7 @@ class Controller:
             return f"replica {number} of {name} was not heard of, or has not opened its log"
         return ""
 
-    # ---- who the controllers are ----
+    # ---- members ----
 
     def _members(self) -> tuple[str, ...]:
         return tuple(sorted(self.raft.members.values()))
@@ -261,7 +263,7 @@ class Controller:
         if address in raft.members and address not in raft.lost_journal:
             return Answer(controllers=self._members())
         if address in raft.members:
-            # A majority may rest on what it has forgotten, its votes among it.
+            # A majority may rest on data that this member has forgotten, such as its votes.
             refusal = f"{address} is a controller that has lost its journal: drop it first, then add it"
         if not refusal and raft.learners not in ([], [address]):
             refusal = f"{', '.join(raft.learners)} is being added: wait until it is a member, or drop it"
@@ -298,8 +300,8 @@ class Controller:
     # ---- the log ----
 
     def _refused(self, command: Register | AlterInSync | Adopt | Remove, now: float) -> str:
-        """Why a request does not go to the log; empty when it does. The log has no clock, and does not know
-        which replicas live."""
+        """The reason to refuse a request before it goes to the log; empty without one. The log has no clock,
+        and does not know which replicas live."""
         known = self.sets.sets.get(command.name)
         if known is None:
             return ""
@@ -313,7 +315,7 @@ class Controller:
         number = known.number_of(command.replica.identity)
         one, new = known.replicas.get(number), command.replica
         if one is None and self._may_be_old(known, now):
-            # An older table would give it a number that another replica has.
+            # An older table would give the broker a number that another replica has.
             return f"the master of {known.name} was not heard yet, which may know of more replicas: wait"
         if one is None or (one.address, one.ha_address) == (new.address, new.ha_address):
             return ""
@@ -325,8 +327,8 @@ class Controller:
         )
 
     def _refused_removal(self, known: BrokerSet, number: int, now: float) -> str:
-        """Why a replica is not removed; empty when it is. It may have a lease of an earlier leader, or hold
-        acknowledgements up."""
+        """The reason to refuse the removal of a replica; empty without one. The replica may have a lease of
+        an earlier leader, or delay acknowledgements."""
         elections, one = self.elections, known.replicas.get(number)
         if one is None or not elections.may_live(known.name, number, now):
             return ""
@@ -347,8 +349,8 @@ class Controller:
         )
 
     def _refused_adoption(self, known: BrokerSet, reported: BrokerSet, now: float) -> str:
-        """Why the table does not adopt a replica's later version of a set; empty when it does. Within an
-        epoch the later version holds. Beyond a later epoch an even later epoch may exist, whose master may
+        """The reason to refuse a replica's later version of a set; empty when the table adopts it. Within an
+        epoch the later version is right. Beyond a later epoch an even later epoch may exist, whose master may
         have a lease."""
         elections = self.elections
         if reported.epoch == known.epoch:
@@ -392,7 +394,8 @@ class Controller:
 
 
 def refused_address(own: str, address: str) -> str:
-    """Why a controller with the address `own` refuses another at `address`; empty when it accepts."""
+    """The reason why a controller with the address `own` refuses another controller at `address`; empty when
+    it accepts."""
     try:
         known = parse_addresses(address, "controller")
     except ConfigError as error:

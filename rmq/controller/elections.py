@@ -28,9 +28,9 @@ log = logging.getLogger("rmq.controller")
 
 
 class Elections:
-    """See the module. `is_unclean`: elect a replica that is not in sync when no other lives, which loses
-    acknowledged messages. `gather_s`: seconds for which the controller waits for replicas in sync after a
-    restart of all of them."""
+    """The leading controller's view of replicas and leases; the module has the rules. `is_unclean`: elect a
+    replica that is not in sync when no other lives, which loses acknowledged messages. `gather_s`: seconds
+    for which the controller waits for replicas in sync after a restart of all of them."""
 
     def __init__(self, lease_s: float, *, is_unclean: bool = False, gather_s: float = GATHER_SECONDS) -> None:
         self.setting_s = self.agreed_s = lease_s
@@ -38,38 +38,38 @@ class Elections:
         self.evidence = Evidence(gather_s)
         self._since = math.inf
         self._heard: dict[tuple[str, int], tuple[float, Heartbeat]] = {}
-        self._leased: dict[str, float] = {}  # set -> until when its last lease lasts
-        self._began: dict[str, str] = {}  # set -> `BrokerSet.began` of the set that all the rest is about
-        self._successors: dict[str, tuple[int, int]] = {}  # set -> epoch, and who shall be master after it
-        self._unclean_successors: dict[str, tuple[int, int]] = {}  # the same of one that is not in sync
-        # set -> epoch and version that an election, proposed but maybe not agreed on yet, ends
+        self._leased: dict[str, float] = {}  # set -> end of its last lease
+        self._began: dict[str, str] = {}  # set -> `BrokerSet.began` of the set that the other tables describe
+        self._successors: dict[str, tuple[int, int]] = {}  # set -> epoch, and the wanted next master
+        self._unclean_successors: dict[str, tuple[int, int]] = {}  # the same, for a replica not in sync
+        # set -> epoch and version that an election ends; it is proposed, and may not be agreed on yet
         self._ending: dict[str, tuple[int, int]] = {}
 
     @property
     def lease_s(self) -> float:
-        """How long the leases are that are granted now."""
+        """The length of new leases, in seconds."""
         return min(self.setting_s, self.agreed_s)
 
     def agree(self, lease_s: float) -> None:
-        """Take the length of leases that the log holds now."""
+        """Take the length of leases in the log."""
         self.agreed_s = lease_s
 
     @property
     def _earlier_over(self) -> float:
-        """When all leases are over that earlier leaders granted."""
+        """The time when all leases of earlier leaders are over."""
         return self._since + max(self.setting_s, self.agreed_s)
 
     def due_lease(self, now: float) -> float | None:
-        """The length of a lease to propose now; None when the log has it, or when it may not be shortened
-        yet."""
+        """The length of a lease to propose now; None when the log has it, or when a shorter length may not be
+        proposed yet."""
         is_due = self.setting_s > self.agreed_s or now >= self._earlier_over
         return self.setting_s if self.setting_s != self.agreed_s and is_due else None
 
     def begin(
         self, now: float, *, is_new_term: bool = True, inherited: Mapping[str, BrokerSet] | None = None
     ) -> None:
-        """This controller leads from now on: an earlier leader may have granted leases until now. In a new
-        term all that was proposed before is agreed on or gone. `inherited` are the sets in its table."""
+        """Begin to lead: an earlier leader may have granted leases until now. In a new term all earlier
+        proposals are either agreed on or lost. `inherited` are the sets in its table."""
         if inherited is not None:
             self._forget_former_sets(inherited)
         self._since = now
@@ -80,8 +80,8 @@ class Elections:
         self._unclean_successors = {}
 
     def meet(self, broker_set: BrokerSet) -> None:
-        """Forget all facts about an earlier set of this name, which was removed: they say nothing about this
-        set, whose epochs and numbers of replicas begin again."""
+        """Forget all facts about an earlier, removed set of this name: they do not apply to this set, whose
+        epochs and numbers of replicas begin again."""
         name, began = broker_set.name, broker_set.began
         if self._began.get(name) != began:
             self._forget(name)
@@ -102,11 +102,11 @@ class Elections:
         self.evidence.forget(name)
 
     def refusal(self, heartbeat: Heartbeat, broker_set: BrokerSet) -> str:
-        """Why a heartbeat is not of this set, so that its sender may not learn the set; empty when it is. A
-        replica that was removed learns it."""
+        """The reason why a heartbeat does not belong to this set, so that its sender may not learn the set;
+        empty when it belongs to it. A replica that was removed may learn the set."""
         replica, name = broker_set.replicas.get(heartbeat.number), broker_set.name
         if heartbeat.epoch > broker_set.epoch:
-            # Who may be elected is not known here, nor who has what was acknowledged.
+            # This table knows neither the electable replicas nor the replicas with all acknowledged messages.
             return f"{name} is at epoch {broker_set.epoch} here, replica {heartbeat.number} knows a later one"
         if replica is None:
             return ""
@@ -135,8 +135,8 @@ class Elections:
         if not is_master or is_ending or self._successor(broker_set) != NOBODY:
             return False
         if self.evidence.is_behind(broker_set):
-            return False  # in the later version another may be the master
-        # By an earlier leader it may have a longer one than is granted now.
+            return False  # in the later version another replica may be the master
+        # An earlier leader may have granted a longer lease than this one grants now.
         self._leased[broker_set.name] = max(now + self.lease_s, self._earlier_over)
         return True
 
@@ -151,11 +151,11 @@ class Elections:
         self._successors[broker_set.name] = broker_set.epoch, number
 
     def choose_unclean_successor(self, broker_set: BrokerSet, number: int) -> None:
-        """A replica shall be the next master though it is not in sync, unless one in sync lives again."""
+        """Make a replica the next master although it is not in sync, unless a replica in sync lives again."""
         self._unclean_successors[broker_set.name] = broker_set.epoch, number
 
     def is_handing_over(self, broker_set: BrokerSet) -> bool:
-        """Whether another replica than the present master shall be master."""
+        """True if a replica other than the present master shall become master."""
         return self._successor(broker_set) != NOBODY
 
     def _successor(self, broker_set: BrokerSet) -> int:
@@ -163,11 +163,11 @@ class Elections:
         return number if epoch == broker_set.epoch and number != broker_set.master else NOBODY
 
     def leased_until(self, name: str) -> float:
-        """Until when a master of the set may acknowledge, at the latest."""
+        """The latest time until which a master of the set may acknowledge."""
         return self._leased.get(name, self._earlier_over)
 
     def lives(self, name: str, number: int, now: float) -> bool:
-        """Whether a replica was heard within a lease."""
+        """True if a replica was heard within a lease."""
         heard = self._heard.get((name, number))
         return heard is not None and now < heard[0] + self.lease_s
 
@@ -184,11 +184,11 @@ class Elections:
 
     @property
     def are_earlier_over_at(self) -> float:
-        """When no lease of an earlier leader lasts any more."""
+        """The time when no lease of an earlier leader is valid any more."""
         return self._earlier_over
 
     def may_live(self, name: str, number: int, now: float) -> bool:
-        """As `lives`; also true when this controller has led for too short a time to have heard the
+        """True if `lives` is true, or this controller has led for too short a time to have heard the
         replica."""
         return now < self._earlier_over or self.lives(name, number, now)
 
@@ -198,7 +198,7 @@ class Elections:
         return None if heard is None else heard[1].reach
 
     def due(self, sets: Mapping[str, BrokerSet], now: float) -> list[Elect]:
-        """The elections that may and must be held now. The caller proposes each; a failed election is
+        """The elections that are possible and necessary now. The caller proposes each; a failed election is
         returned again."""
         found = []
         self._forget_former_sets(sets)
@@ -206,14 +206,15 @@ class Elections:
             if now >= self.leased_until(broker_set.name):
                 elect = self._next(broker_set, now)
                 if elect is not None:
-                    # From here on no lease: the old master, back in time, would act beside the new one.
+                    # No lease from now on: the old master, back in time, would act beside the new master.
                     self._ending[elect.name] = elect.epoch, elect.version
                     self.evidence.elected(elect.name, is_unclean=elect.is_unclean)
                     found.append(elect)
         return found
 
     def deadline(self, sets: Mapping[str, BrokerSet], now: float) -> float:
-        """When the next lease is over, or may be shortened; a set that waits for a replica has none."""
+        """The time when the next lease is over, or may be shortened; a set that waits for a replica has
+        none."""
         times = [self.leased_until(name) for name in sets]
         if self.setting_s != self.agreed_s:
             times.append(self._earlier_over)
@@ -222,13 +223,13 @@ class Elections:
     def _next(self, broker_set: BrokerSet, now: float) -> Elect | None:
         name, evidence = broker_set.name, self.evidence
         if evidence.is_behind(broker_set):
-            return None  # the table is older than what a replica was told
+            return None  # the table is older than the set that a replica knows
         living = [number for number in broker_set.replicas if self.lives(name, number, now)]
         in_sync = [number for number in broker_set.in_sync if number in living]
         in_sync = [number for number in in_sync if not evidence.has_lost(name, number)]
         in_sync = [number for number in in_sync if self._is_in_this_life(broker_set, number)]
         in_sync = [number for number in in_sync if not self._heard[name, number][1].leaving] or in_sync
-        # Who waits for its disk can neither lead nor have what others wait for, until its disk is back.
+        # A replica that waits for its disk can neither lead nor acknowledge, until its disk is back.
         is_any_left = bool(in_sync)
         in_sync = [number for number in in_sync if not self._heard[name, number][1].hangs]
         successor = self._successor(broker_set)
@@ -240,12 +241,12 @@ class Elections:
         if self._has_stepped_down(broker_set):
             in_sync = [number for number in in_sync if number != broker_set.master] or in_sync
         elif broker_set.master in living and not self._heard[name, broker_set.master][1].hangs:
-            return None  # it lost its lease and is back: the next heartbeat renews it
+            return None  # it lost its lease and is back: the next heartbeat renews the lease
         if ready := [number for number in in_sync if self._is_ready(name, number, now)]:
             if not evidence.is_gathered(broker_set, ready, now):
                 return None
             best = self._best(name, ready)
-            if evidence.doubts(name):  # another may not have been in sync any more
+            if evidence.doubts(name):  # another replica may have left the in-sync set
                 longest = self._heard_rank(name, best)
                 in_sync = [one for one in ready if self._heard_rank(name, one) == longest]
             return self._elect(broker_set, best, in_sync)
@@ -256,7 +257,8 @@ class Elections:
         return None
 
     def _next_unclean(self, broker_set: BrokerSet, living: list[int], now: float) -> Elect | None:
-        """No replica in sync lives: elect one that may lack messages, if a setting or an operator asks so."""
+        """The replica to elect when no replica in sync lives, if a setting or an operator allows it; it may
+        lack messages."""
         best = self._best(broker_set.name, living)
         if wish := self._unclean_choice(broker_set, living):
             return self._elect_uncleanly(broker_set, wish)
@@ -266,7 +268,7 @@ class Elections:
         return None
 
     def _unclean_choice(self, broker_set: BrokerSet, living: list[int]) -> int:
-        """The replica that an operator wants as the master though messages may be lost, or NOBODY."""
+        """The replica that an operator wants as the master although messages may be lost, or NOBODY."""
         epoch, number = self._unclean_successors.pop(broker_set.name, (0, NOBODY))
         return number if epoch == broker_set.epoch and number in living else NOBODY
 
@@ -276,12 +278,12 @@ class Elections:
         return Elect(name, broker_set.epoch, broker_set.version, number, (number,), is_unclean=True)
 
     def _is_in_this_life(self, broker_set: BrokerSet, number: int) -> bool:
-        """Whether a replica's last heartbeat came since its last start, which may have found another log."""
+        """True if a replica's last heartbeat came since its last start, which may have found another log."""
         heard = self._heard[broker_set.name, number][1]
         return heard.incarnation == broker_set.replicas[number].incarnation
 
     def _is_ready(self, name: str, number: int, now: float) -> bool:
-        """Whether a replica has its log open and was heard lately. When all replicas die at the same moment,
+        """True if a replica has its log open and was heard lately. When all replicas die at the same moment,
         the lease of the master ends first: another replica, elected at that time, would be in sync alone, and
         dead."""
         heard_at, heartbeat = self._heard[name, number]
@@ -296,7 +298,7 @@ class Elections:
 
     def _best(self, name: str, numbers: list[int]) -> int:
         """The replica with the longest log of the latest epoch. Each replica in sync would do; this choice
-        cuts least."""
+        cuts the least from other logs."""
         return max(numbers, key=lambda number: (*self._heard_rank(name, number), -number))
 
     def _heard_rank(self, name: str, number: int) -> tuple[int, int]:

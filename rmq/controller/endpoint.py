@@ -68,8 +68,8 @@ class ControllerEndpoint(Endpoint):
         return PluginHost(self, NoMessages("controller"), now_ms=wall_ms, metrics=metrics)
 
     def use_plugins(self, hooks: Hooks) -> None:
-        """Call these hooks from now on. Raises PluginRefused when a hook claims a request code of the
-        controller."""
+        """Call the hooks of these plug-ins from now on. Raises PluginRefused when a hook claims a request
+        code of the controller."""
         self._handlers = hooks.completing(self._handlers)
         self._hooks = hooks
         self.asks_early = bool(hooks.heads)
@@ -88,7 +88,7 @@ class ControllerEndpoint(Endpoint):
             self._hooks.observe(self._hooks.responses, connection, request, response)
 
     def on_head(self, head: Command, body_bytes: int, connection: Connection) -> Command | None:
-        """Decide by the header whether a large body may come: None, or the refusal."""
+        """Decide by the header whether the controller reads a large body: None to read it, or the refusal."""
         if head.is_response:
             return head.reply(ResponseCode.SYSTEM_ERROR)
         try:

@@ -1,4 +1,5 @@
-"""Epochs: where in a broker's log each master's time began, and up to where two logs are the same."""
+"""Epochs: the offset in a broker's log where each master's time began, and the offset up to which two logs
+are the same."""
 
 from __future__ import annotations
 
@@ -9,14 +10,14 @@ from operator import itemgetter
 from typing import Final
 
 FILE: Final = "config/controller.json"
-"""In the store's folder: the file of a broker that was of a controlled set, which says where they begin."""
+"""In the store's folder: the file with the epochs of a broker that belongs to a set with controllers."""
 
 Epochs = tuple[tuple[int, int], ...]
-"""(epoch, physical offset at which it begins), ascending in both. A first epoch UNKNOWN stands for earlier
-ones that were dropped (`since`): it is the same as no other."""
+"""(epoch, physical offset at which it begins), ascending in both. A first epoch UNKNOWN stands for dropped
+earlier epochs (`since`): it equals no other epoch."""
 
 UNKNOWN: Final = 0
-"""Real epochs are numbered from 1."""
+"""The first epoch."""
 
 
 def begun(epochs: Epochs, epoch: int, start: int) -> Epochs:
@@ -47,23 +48,23 @@ def common_end(mine: Epochs, my_end: int, others: Epochs, other_end: int) -> int
 
 
 def before_all(mine: Epochs, others: Epochs) -> int | None:
-    """As `common_end`, for logs that share no epoch. An epoch without a record in a log is not in the log's
-    list, and the part before the first epoch of both logs was the same when they came to the set. None when
-    earlier epochs were dropped."""
+    """Same as `common_end`, for logs that share no epoch. An epoch without a record in a log is not in the
+    log's list, and the part before the first epoch of both logs was the same when they came to the set. None
+    when earlier epochs were dropped."""
     if UNKNOWN in (mine[0][0], others[0][0]):
         return None
     return min(mine[0][1], others[0][1])
 
 
 def joined(mine: Epochs, others: Epochs) -> Epochs:
-    """The epochs of a log that goes on with another log from the end that both share. It may begin earlier
-    than the other log, and knows its own epochs from its own start on."""
+    """The epochs of a log that continues with another log from their common end. It may begin before the
+    other log, and knows its own epochs from its own start on."""
     last = _last_shared(mine, others)
     return others if last is None else mine[: last[0]] + others[last[1] :]
 
 
 def _last_shared(mine: Epochs, others: Epochs) -> tuple[int, int] | None:
-    """Where in both the last epoch stands that both have."""
+    """The indexes, in both lists, of the last epoch that both have."""
     places = {one: number for number, one in enumerate(others)}
     for number in range(len(mine) - 1, -1, -1):
         if mine[number][0] != UNKNOWN and mine[number] in places:

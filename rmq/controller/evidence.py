@@ -2,8 +2,8 @@
 table alone.
 
 The table may be older than the agreed state: an old journal was put back, or its last frame was damaged. Such
-a table names replicas as in sync that are not. A replica's folder may also be older than the acknowledged
-messages: a copy was put back. So the leader compares:
+a table may name replicas as in sync that are not in sync. A replica's folder may also be older than the
+acknowledged messages: a copy was put back. So the leader compares:
 
 - the version of the set that a replica knows with the version in the table. When a replica knows a later
   version, no master is elected before the table has that version (`Adopt` in `sets.py`);
@@ -34,15 +34,16 @@ log = logging.getLogger("rmq.controller")
 
 GATHER_SECONDS: Final = 10.0
 SAVE_SECONDS: Final = 2.0
-"""Between two entries of the log that keep confirmed points."""
+"""Seconds between two entries of the log that keep confirmed points."""
 SAVED_SETS: Final = 1_000
-"""Confirmed points in one entry."""
+"""Confirmed points in one entry, at most."""
 WARNING_SECONDS: Final = 60.0
-"""Between two log lines about the same replica."""
+"""Seconds between two log lines about the same replica."""
 
 
 class Evidence:
-    """What the leading controller has heard, set by set. See the module; `gather_s` is in seconds."""
+    """The facts that the leading controller has heard, set by set; the module has the rules. `gather_s` is in
+    seconds."""
 
     def __init__(self, gather_s: float = GATHER_SECONDS) -> None:
         self.gather_s = gather_s
@@ -55,20 +56,20 @@ class Evidence:
         self._knows: dict[tuple[str, int], tuple[int, int]] = {}
         self._confirmed: dict[str, Point] = {}
         self._ahead: dict[str, tuple[int, int]] = {}
-        self._lost: dict[tuple[str, int], float] = {}  # when the log said so last
-        self._lives: dict[tuple[str, int], int] = {}  # the incarnation whose log was looked at last
-        self._began_with: dict[str, Point] = {}  # confirmed points of the table that it began with
-        self._gathering: dict[str, tuple[int, float]] = {}  # epoch, and since when replicas are waited for
+        self._lost: dict[tuple[str, int], float] = {}  # when the log named the replica last
+        self._lives: dict[tuple[str, int], int] = {}  # the incarnation whose log was checked last
+        self._began_with: dict[str, Point] = {}  # confirmed points of the table at the start of this lead
+        self._gathering: dict[str, tuple[int, float]] = {}  # epoch, and begin of the wait
         self._complained: dict[str, float] = {}
-        self._stranded: dict[str, float] = {}  # sets of which no replica in sync lives: when to say so next
+        self._stranded: dict[str, float] = {}  # set without a living replica in sync -> next log line
         self._saved_at = 0.0
 
     def doubt(self, is_doubtful: bool) -> None:
-        """Take whether the table itself is in doubt."""
+        """Note whether the table itself is in doubt."""
         self.is_doubtful = is_doubtful
 
     def begin(self, now: float, *, is_new_term: bool, inherited: Mapping[str, BrokerSet]) -> None:
-        """Lead from now on, by a table that has the sets `inherited`."""
+        """Begin to lead, by a table that has the sets `inherited`."""
         self._heard, self._knows, self._ahead, self._lost = {}, {}, {}, {}
         self._gathering, self._complained, self._stranded = {}, {}, {}
         self._since = self._saved_at = now
@@ -91,11 +92,11 @@ class Evidence:
     # ---- heartbeats ----
 
     def knows_more(self, heartbeat: Heartbeat, broker_set: BrokerSet) -> bool:
-        """Take the version that a replica of the set knows; returns whether the table is older."""
+        """Take the version that a replica of the set knows; return whether the table is older."""
         name, replica = broker_set.name, broker_set.replicas.get(heartbeat.number)
         if replica is not None and heartbeat.identity != replica.identity:
             return False
-        # Of a replica that came since the table it is known, too, once it is to be adopted.
+        # A replica registered after the table's version is known, too, once the table adopts its version.
         self._knows[name, heartbeat.number] = heartbeat.knows
         if replica is None:
             return False
@@ -112,7 +113,7 @@ class Evidence:
         if is_master and point[0] == epoch and point[1]:
             self._confirmed[name] = _later(point, self._confirmed.get(name, (0, 0)))
         if number == broker_set.master and heartbeat.knows[0] == epoch and not self.is_behind(broker_set):
-            self._inherited.discard(name)  # its living master knows no more than the table
+            self._inherited.discard(name)  # its living master knows no later version than the table
         self._check_log(heartbeat, broker_set, now)
 
     def _check_log(self, heartbeat: Heartbeat, broker_set: BrokerSet, now: float) -> None:
@@ -121,8 +122,8 @@ class Evidence:
             return
         life = self._lives.get((name, number), heartbeat.incarnation)
         self._lives[name, number] = heartbeat.incarnation
-        # A log loses nothing while its broker runs. What has just come there may be confirmed by the master
-        # sooner than this replica says that it has it.
+        # A log loses nothing while its broker runs. The master may confirm newly written records sooner than
+        # this replica reports them.
         has_started = heartbeat.acted == 0 or life != heartbeat.incarnation or (name, number) in self._lost
         point = self.confirmed(broker_set) if has_started else self._began_with.get(name, (0, 0))
         if number not in broker_set.in_sync or (heartbeat.epoch >= point[0] and heartbeat.reach >= point[1]):
@@ -139,49 +140,51 @@ class Evidence:
             *(number, name, heartbeat.reach, heartbeat.epoch, point[1], point[0]),
         )
 
-    # ---- what they say ----
+    # ---- conclusions ----
 
     def confirmed(self, broker_set: BrokerSet) -> Point:
         """The set's confirmed point, by its master and by the journal."""
         return _later(broker_set.confirmed, self._confirmed.get(broker_set.name, (0, 0)))
 
     def has_lost(self, name: str, number: int) -> bool:
-        """Whether a replica in sync lacks what was confirmed, by its last heartbeat."""
+        """True if a replica in sync lacks confirmed records, by its last heartbeat."""
         return (name, number) in self._lost
 
     def is_behind(self, broker_set: BrokerSet) -> bool:
-        """Whether a replica knows a later version of the set than the table has."""
+        """True if a replica knows a later version of the set than the table has."""
         return self._ahead.get(broker_set.name, (0, 0)) > (broker_set.epoch, broker_set.version)
 
     def is_inherited(self, name: str) -> bool:
-        """Whether the table says of a set what no living master has confirmed to this leader."""
+        """True if no living master has confirmed the table's version of a set to this leader."""
         return name in self._inherited
 
     @property
     def has_inherited(self) -> bool:
-        """Whether there are such sets."""
+        """True if there are such sets."""
         return bool(self._inherited)
 
     def doubts(self, name: str) -> bool:
-        """Whether the table may lack what the controllers agreed on about a set."""
+        """True if the table may lack a change of a set that the controllers agreed on."""
         return self.is_doubtful and name in self._inherited
 
     def was_seen(self, broker_set: BrokerSet, number: int) -> bool:
-        """Whether a replica has led or followed in this epoch, in its present life, of a set that the table
-        does not doubt: it has what others in sync have."""
+        """True if a replica has led or followed in this epoch, in its present life, of a set that the table
+        does not doubt: it has all records that the other replicas in sync have."""
         name = broker_set.name
         return not self.doubts(name) and self._has_acted(name, number, broker_set.epoch)
 
     def all_heard(self, broker_set: BrokerSet, later: BrokerSet) -> bool:
-        """Whether each replica of two versions of a set was heard, and none knows more than the later one."""
+        """True if each replica of two versions of a set was heard, and none knows a later version than
+        these."""
         numbers = {**broker_set.replicas, **later.replicas}
         known = [self._knows.get((broker_set.name, number)) for number in numbers]
         return all(one is not None and one <= (later.epoch, later.version) for one in known)
 
     def is_gathered(self, broker_set: BrokerSet, ready: Collection[int], now: float) -> bool:
-        """Whether enough replicas were heard to elect one of `ready`, which are in sync and have their logs
-        open. One that has acted in its present life was seen to follow, or leads; of those that have just
-        started each may have an old folder, so all in sync are waited for, `gather_s` at most."""
+        """True if enough replicas were heard to elect one of `ready`, which are in sync and have their logs
+        open. A replica that has acted in its present life was seen to follow, or leads; a replica that has
+        just started may have an old folder, so in that case all replicas in sync are awaited, `gather_s` at
+        most."""
         name = broker_set.name
         self._forget_former_lives(broker_set)
         if self.doubts(name):
@@ -216,7 +219,7 @@ class Evidence:
         return heard is not None and (heard.acted > 0 or (heard.acted == UNKNOWN and heard.epoch == epoch))
 
     def _is_behind_best(self, name: str, number: int, best: tuple[int, int]) -> bool:
-        """Whether a replica has no longer log than the best that is there; it may be silent since."""
+        """True if no replica has a longer log than this one; this replica may have been silent since."""
         return self._has_said(name, number) and self._rank(name, number) <= best
 
     def _has_said(self, name: str, number: int) -> bool:
@@ -265,8 +268,8 @@ class Evidence:
             log.error(f"%s: no master is elected, {text}", name, ", ".join(map(str, numbers)))
 
     def complain_of_stranded(self, broker_set: BrokerSet, best: int, now: float) -> None:
-        """Say what an operator can do for a set of which no replica in sync lives, and others do: first after
-        `gather_s`, then once a minute."""
+        """Log an operator's remedy for a set of which only replicas not in sync live: first after `gather_s`,
+        then once a minute."""
         name = broker_set.name
         if now < self._stranded.setdefault(name, now + self.gather_s):
             return
@@ -274,18 +277,18 @@ class Evidence:
         log.error("%s", stranded_text(broker_set, best))
 
     def elected(self, name: str, *, is_unclean: bool) -> None:
-        """An election is proposed: the set is as this leader says from now on."""
+        """Note that an election is proposed: the set is in this leader's version from now on."""
         self._gathering.pop(name, None)
         self._stranded.pop(name, None)
         self._inherited.discard(name)
-        if is_unclean:  # what was confirmed may be lost with it
+        if is_unclean:  # confirmed records may be lost by it
             self._confirmed.pop(name, None)
             self._began_with.pop(name, None)
 
     # ---- the journal ----
 
     def unsaved(self, sets: Mapping[str, BrokerSet], now: float) -> list[dict[str, Point]]:
-        """The confirmed points that are to be kept in the log now, `SAVED_SETS` at most in each part."""
+        """The confirmed points to keep in the log now, at most `SAVED_SETS` in each part."""
         if now < self._saved_at + SAVE_SECONDS:
             return []
         self._saved_at = now
@@ -295,7 +298,7 @@ class Evidence:
 
 
 def stranded_text(broker_set: BrokerSet, best: int) -> str:
-    """What happened to a set of which no replica in sync lives, and what to do."""
+    """The state of a set of which no replica in sync lives, and the remedy, as words for the log."""
     name, replicas, in_sync = broker_set.name, broker_set.replicas, broker_set.in_sync
     where = ", ".join(f"{number} ({replicas[number].address})" for number in in_sync)
     taken = "".join(

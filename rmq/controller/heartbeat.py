@@ -7,9 +7,9 @@ from typing import Final
 from attrs import frozen
 
 UNKNOWN: Final = -1
-"""The reach of a log that is not open yet; of `acted`: the sender is of a version that does not say it."""
+"""The reach of a log that is not open yet; in `acted`: the sender's version does not report it."""
 Point = tuple[int, int]
-"""An epoch, and the end of a record that all in sync had on their disks in it."""
+"""An epoch, and the end of a record that all replicas in sync had on their disks in it."""
 
 
 @frozen

@@ -54,7 +54,7 @@ class Replica:
         self._caught_up_at: dict[int, float] = {}
         self._proposed: set[tuple[int, ...]] = set()
 
-    # ---- what the controllers say ----
+    # ---- sets and leases of the controllers ----
 
     def take_set(self, broker_set: BrokerSet) -> bool:
         """Take a set of the controllers. Return whether it has a new epoch, which `lead` or `follow` must
@@ -72,7 +72,7 @@ class Replica:
             self.broker_set = evolve(known, version=broker_set.version + 1)
             return False
         if known is None or (broker_set.epoch, broker_set.version) > (known.epoch, known.version):
-            self._proposed.clear()  # what was proposed from another version never comes to hold now
+            self._proposed.clear()  # a proposal on another version can no longer take effect
         self.broker_set = broker_set
         return broker_set.epoch > self.epoch
 
@@ -83,7 +83,7 @@ class Replica:
             self._lease_until = max(self._lease_until, asked_at + lease_s * (1 - self._drift))
 
     def step_down(self) -> None:
-        """Act no more in this epoch, whatever the controllers answer. Called before the controllers are
+        """Stop acting in this epoch, whatever the controllers answer. Called before the controllers are
         informed."""
         self.has_stepped_down, self._lease_until = True, -math.inf
 
@@ -100,29 +100,29 @@ class Replica:
 
     def follow(self, epoch: int, epochs: Epochs) -> None:
         """Follow the master of an epoch. `epochs` are the master's; our log was cut to the common end, also
-        on the disk, and so is a part of the master's log whatever a crash takes."""
+        on the disk, so that it is a part of the master's log even after a crash."""
         self.epoch, self.epochs = epoch, epochs
         self._lease_until, self.has_stepped_down = -math.inf, False
 
     def is_master(self, now: float) -> bool:
-        """Whether this replica may take and acknowledge messages now."""
+        """True if this replica may take and acknowledge messages now."""
         known = self.broker_set
         return known is not None and self._leads(known) and now < self._lease_until
 
     def _leads(self, broker_set: BrokerSet) -> bool:
         return broker_set.master == self.number and broker_set.epoch == self.epoch
 
-    # ---- a master: who is in sync, what is acknowledged ----
+    # ---- a master: the replicas in sync, the acknowledged messages ----
 
     def report(self, number: int, epoch: int, reach: int, end: int, now: float) -> None:
-        """A slave reports the end of its log on the disk; ours ends at `end`."""
+        """Take a slave's report: the end of its log on the disk; ours ends at `end`."""
         if epoch == self.epoch:
             self._reach[number] = max(reach, self._reach.get(number, 0))
             if reach >= end:
                 self._caught_up_at[number] = now
 
     def left(self, number: int) -> None:
-        """A slave has stopped in order: acknowledgements need not wait for it until it has caught up
+        """Note a slave's graceful shutdown: acknowledgements need not wait for it until it has caught up
         again."""
         self._caught_up_at.pop(number, None)
 
@@ -135,16 +135,16 @@ class Replica:
         return frozenset(broker_set.in_sync).union(*self._proposed)
 
     def ack_limit(self, flushed: int, now: float, *, least: int = 1) -> int:
-        """Up to where messages are acknowledged now; `flushed` is our own disk. With fewer than `least` in
-        sync, and without a lease, no more than before."""
+        """The offset up to which messages are acknowledged now; `flushed` is our own disk. With fewer than
+        `least` replicas in sync, and without a lease, it does not grow."""
         known = self.broker_set
         if known is not None and self.is_master(now) and len(known.in_sync) >= least:
             self.acknowledged = max(self.acknowledged, min(flushed, self._awaited_reach(flushed)))
         return self.acknowledged
 
     def confirm(self, flushed: int, now: float) -> int | None:
-        """A master: compute the high watermark again, and return it. Unlike the acknowledgement limit it does
-        not begin at the end of the log with which an epoch begins."""
+        """Compute the high watermark of a master again, and return it. Unlike the acknowledgement limit it
+        does not begin at the end of the log with which an epoch begins."""
         agreed = self.agreed(flushed, now)
         if agreed is not None:
             self.high_watermark = max(self.high_watermark or 0, agreed)

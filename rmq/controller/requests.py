@@ -38,19 +38,19 @@ log = logging.getLogger("rmq.controller")
 Handler = Callable[[Command, Connection, int], Command | None]
 
 SIGNED_CODES: Final = frozenset((CONTROLLER_MESSAGE, CONTROLLER_ASK))
-"""What only servers of the cluster ask: with a cluster secret these must be signed with it."""
+"""Requests that only servers of the cluster send: with a cluster secret they must be signed with it."""
 LEADER: Final = "leader"
 
 
 def _lives(elections: Elections, name: str, number: int, now: float) -> bool | None:
-    """Whether a replica lives; None when this controller has led for too short a time to know."""
+    """True if a replica lives; None when this controller has led for too short a time to know."""
     if elections.lives(name, number, now):
         return True
     return None if elections.may_live(name, number, now) else False
 
 
 def needs_secret(request: Command, *, asks_accounts: bool) -> bool:
-    """Whether a request must be signed with the cluster secret, if the controllers have a secret: every
+    """True if a request must be signed with the cluster secret, if the controllers have a secret: every
     request of a server, and an operator's request, unless accounts are required and the request carries no
     such signature."""
     if request.code in SIGNED_CODES:
@@ -74,7 +74,7 @@ _OF_OPERATORS: Final[Mapping[str, type[Any]]] = {
 _KINDS: Final = {kind: name for name, kind in {**_OF_BROKERS, **_OF_OPERATORS}.items()}
 
 
-# ---- the asking side ----
+# ---- requests of the sender ----
 
 
 def request_of(question: Request) -> Command:
@@ -96,7 +96,7 @@ def answer_of(response: Command) -> Answer:
         raise RemoteProtocolError(f"the controller's answer cannot be read: {error}") from None
 
 
-# ---- the answering side ----
+# ---- answers of the controller ----
 
 
 class ControllerRequests:
@@ -135,8 +135,8 @@ class ControllerRequests:
             controller.give_up()
 
     def step(self) -> float:
-        """Do what is due and return the time of the next call. Raises the error for which the controller must
-        stop."""
+        """Do the due work and return the time of the next call. Raises the error for which the controller
+        must stop."""
         if self.failure is not None:
             raise self.failure
         assert self.controller is not None, "the controller is not started"
@@ -195,7 +195,7 @@ class ControllerRequests:
         except NotLeader:
             raise RemoteProtocolError("another controller leads: ask again") from None
         except Exception as error:
-            # Memory and disk may not say the same now: nothing more is answered from either.
+            # Memory and disk may differ now: no request is answered from either.
             self.failure = error
             self.stop()
             raise
@@ -251,7 +251,7 @@ class ControllerRequests:
         }
 
     def metrics(self) -> list[Metric]:
-        """Metrics: whether this controller leads, and how much its table holds."""
+        """Metrics: whether this controller leads, and the sizes of its table."""
         controller, now = self.controller, self.clock()
         is_leading = controller is not None and controller.raft.is_leading(now)
         sets = list(controller.sets.sets.values()) if controller is not None else []
@@ -263,7 +263,7 @@ class ControllerRequests:
         has_stopped = controller is not None and bool(controller.raft.stopped)
         held = "Masters elected while it led; unclean: masters that lacked messages"
         masterless = sum(not one.master for one in sets)
-        if controller is not None and is_leading:  # it hears who lives
+        if controller is not None and is_leading:  # only the leader hears which replicas live
             lives = controller.elections.may_live
             masterless += sum(one.master != NOBODY and not lives(one.name, one.master, now) for one in sets)
         return [

@@ -7,7 +7,7 @@
     └── serve        listener, and one nursery for each connection (only when it is a program of its own)
 
 Time is that of `rmq.clock.lease_clock`. The journal is synced in this loop: each change of the table of
-broker sets waits for the disk, and so does everything else here; there are few.
+broker sets waits for the disk, and all other work of this loop waits as well; changes are few.
 """
 
 from __future__ import annotations
@@ -63,15 +63,16 @@ from rmq.store.files.disk import Disk, RealDisk
 log = logging.getLogger("rmq.controller")
 
 RESTART_SECONDS: Final = 1.0
-"""Between a write that failed and the next start from the journal."""
+"""Seconds between a failed write and the next start from the journal."""
 LONGEST_WAIT_SECONDS: Final = 1.0
-"""Between two looks at the clock of leases, which goes on while the machine sleeps, as trio's does not."""
+"""Seconds between two looks at the clock of leases, which goes on while the machine sleeps; trio's clock does
+not."""
 LOG: Final = "log"
-"""The part of a controller's health that the log of the controllers is."""
+"""The part of a controller's health that stands for its log."""
 QUEUED_MESSAGES: Final = 64
-"""To one controller; more are dropped, as by a network."""
+"""Messages to one controller that wait; further messages are dropped, as a network would."""
 RECEIVERS_MAX: Final = 32
-"""Addresses that are written to, each by a task: messages name where they want their answers."""
+"""Addresses that have a sending task: messages name the address for their answers."""
 
 
 # ---- the member: the log, its time and its messages ----
@@ -124,7 +125,7 @@ class Member:
                 while True:
                     try:
                         await self._live(nursery)
-                    except Exception as error:  # also a bug: memory and disk may not say the same any more
+                    except Exception as error:  # also a bug: memory and disk may differ from now on
                         log.error("this controller starts again from its journal: %s", error, exc_info=error)
                     finally:
                         self._requests.stop()
@@ -185,14 +186,14 @@ class Member:
                 self._let_go(next(iter(self._queues)))
             queue, receive = anyio.create_memory_object_stream[bytes](QUEUED_MESSAGES)
             nursery.start_soon(self._deliver, address, receive)
-        self._queues[address] = queue  # behind the others: who is written to least makes room
+        self._queues[address] = queue  # behind the others: the address with the oldest message makes room
         try:
             queue.send_nowait(data)
         except anyio.WouldBlock:
             log.debug("a message to %s is dropped: %d wait", address, QUEUED_MESSAGES)
 
     def _let_go(self, address: str) -> None:
-        """Send no more messages to an address that is no longer a member's."""
+        """Close the sender of an address that is no longer a member's."""
         self._queues.pop(address).close()
         self._pool.close(address)
 
@@ -203,7 +204,7 @@ class Member:
                 if self._secret is not None:
                     request = self._secret.sign(request, wall_clock_ms(), os.urandom(16))
                 try:
-                    # Answered, so that a link that brings nothing any more is noticed and made anew.
+                    # The message is answered, so that a dead connection is noticed and replaced.
                     response = await self._pool.call(address, request, self._timing.election_s)
                     if response.code:
                         log.warning("controller %s refuses a message: %s", address, response.remark)
@@ -252,7 +253,7 @@ async def run(
     task_status: anyio.abc.TaskStatus[list[str]] = anyio.TASK_STATUS_IGNORED,
 ) -> None:
     """Run a controller until `stop` is set, or until cancelled. `started` gets the addresses as bound; `also`
-    is filled with the other listeners. `plugin_settings` are texts for plug-ins.
+    gets the other listeners. `plugin_settings` are texts for plug-ins.
 
     Raises PortInUse or OSError when it cannot listen, ConfigError or PluginRefused for unusable settings,
     StoreError for a journal that cannot be read, StoreLocked when another process has the journal. Cancelled:

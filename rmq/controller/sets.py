@@ -29,7 +29,7 @@ NOBODY: Final = 0
 SETS_MAX: Final = 10_000
 REPLICAS_MAX: Final = 9
 LEASE_MS: Final = 3000
-"""How long a master's lease lasts until controllers agree on something else."""
+"""Milliseconds that a master's lease lasts until controllers agree on another length."""
 TEXT_MAX: Final = 255
 
 
@@ -57,22 +57,22 @@ class BrokerSet:
     replicas: dict[int, Replica] = field(factory=dict)
     next_number: int = 1
     began: str = ""
-    """Who began it, and in which life: tells it from another set of this name, of controllers that lost
-    their table or are those of another cluster."""
+    """Founder of the set, and its incarnation: distinguishes the set from another set of this name, of
+    controllers that lost their table or belong to another cluster."""
     confirmed: tuple[int, int] = (0, 0)
-    """An epoch, and the end of a record that all in sync had on their disks in it: a replica in sync that
-    lacks it has lost messages. Behind what its master says by some seconds."""
+    """An epoch, and the end of a record that all replicas in sync had on their disks in it: a replica in sync
+    without the record has lost messages. Some seconds behind the master's report."""
     led: int = NOBODY
-    """The master of the epoch, also after it was started again; NOBODY in a table of an earlier version."""
+    """The master of the epoch, also after its restart; NOBODY in a table of an earlier version."""
 
     def number_of(self, identity: str) -> int:
-        """The number of the replica of that identity, or NOBODY."""
+        """The number of the replica of an identity, or NOBODY."""
         return next((number for number, one in self.replicas.items() if one.identity == identity), NOBODY)
 
 
 @frozen
 class Register:
-    """A replica has started, or has other addresses.
+    """Registration of a replica that has started, or has other addresses.
 
     `is_founder`: a master by its configuration, which may begin a set without replicas; a slave may not,
     since its log may lack messages of its master. `epoch`: the last epoch that the replica knows; a set that
@@ -90,8 +90,7 @@ class Register:
 
 @frozen
 class AlterInSync:
-    """The master of an epoch names the replicas in sync from now on; `version` is the version that it
-    changes."""
+    """A master's change of the replicas in sync; `version` is the version that it changes."""
 
     name: str
     epoch: int
@@ -101,7 +100,8 @@ class AlterInSync:
 
 @frozen
 class Elect:
-    """`master` is to begin the next epoch after `epoch`; `in_sync` are the replicas that stay in sync."""
+    """Election: `master` begins the next epoch after `epoch`; `in_sync` are the replicas that stay in
+    sync."""
 
     name: str
     epoch: int
@@ -113,7 +113,7 @@ class Elect:
 
 @frozen
 class Remove:
-    """A replica is removed for good. Removing the last replica removes the set."""
+    """Removal of a replica for good. Removing the last replica removes the set."""
 
     name: str
     number: int
@@ -121,7 +121,7 @@ class Remove:
 
 @frozen
 class Lease:
-    """From now on a master's lease lasts so long. The controller that leads grants no longer lease before
+    """The length of a master's lease from now on. The controller that leads grants no longer lease before
     this is agreed on, and proposes a shorter lease only when no longer lease can still be valid."""
 
     ms: int
@@ -129,13 +129,13 @@ class Lease:
 
 @frozen
 class Adopt:
-    """The table is older than the version of the set that a replica knows, and takes that version over."""
+    """Adoption of a later version of the set, which a replica knows, into the older table."""
 
     broker_set: BrokerSet
 
     @property
     def name(self) -> str:
-        """The set's."""
+        """The name of the set."""
         return self.broker_set.name
 
 
@@ -147,9 +147,9 @@ class Confirmed:
 
 
 VERSION: Final = 1
-"""Of the commands. A command of version 1 is a list of name and fields; one of a later version has the
-version as a third item. Give a command a later version whenever members that know it only by an earlier one
-would do something else: those stop applying then (`Raft.stopped`)."""
+"""Version of the commands. A command of version 1 is a list of name and fields; a command of a later version
+has the version as a third item. Give a command a later version when members that know only its earlier
+version would apply it differently: those members stop applying (`Raft.stopped`)."""
 
 Command = Register | AlterInSync | Elect | Remove | Lease | Adopt | Confirmed
 _COMMANDS: Final[tuple[type[Command], ...]] = (
@@ -183,8 +183,8 @@ def decode(data: bytes) -> Command:
 
 @frozen
 class Outcome:
-    """Result of a command: the reason why nothing was done (empty when it was done), the present set, and the
-    number of the replica that registered."""
+    """Result of a command: the reason when nothing was done (empty when it was done), the present set, and
+    the number of the replica that registered."""
 
     refusal: str = ""
     broker_set: BrokerSet | None = None
@@ -200,7 +200,7 @@ class BrokerSets:
         self.lease_ms = self._first_ms = lease_ms
 
     def apply(self, data: bytes) -> Outcome:
-        """Apply a command, or return the reason why not. Raises UnknownCommand."""
+        """Apply a command, or return the reason to refuse it. Raises UnknownCommand."""
         match command := decode(data):
             case Register():
                 return self._register(command)
@@ -225,7 +225,7 @@ class BrokerSets:
         return msgspec.msgpack.encode((self.lease_ms, self.sets))
 
     def restore(self, data: bytes) -> None:
-        """Have the state of a snapshot. Raises UnknownCommand."""
+        """Load the state of a snapshot. Raises UnknownCommand."""
         lease_ms, sets = self._first_ms, dict[str, BrokerSet]()
         try:
             if data and data[0] == _PAIR:
@@ -285,12 +285,12 @@ class BrokerSets:
                 began=f"{new.identity} {new.incarnation}",
             )
         elif number == changed.master and before is not None and new.incarnation > before.incarnation:
-            # What it acknowledged in its earlier life may be gone with what it had not written down: others
-            # in sync have it, and only a new epoch makes all of them compare their logs.
+            # Its earlier life may have acknowledged messages that its disk lost: other replicas in sync have
+            # them, and only a new epoch makes all replicas compare their logs.
             changed = evolve(changed, master=NOBODY)
         others = tuple(one for one in changed.in_sync if one != number)
         if is_elsewhere and others and changed.master != number:
-            # Its folder may be a copy, which lacks what came after: it comes in sync as a new one does.
+            # Its folder may be a copy without later messages: it becomes in sync as a new replica does.
             changed = evolve(changed, in_sync=others, version=changed.version + 1)
         return self._done(changed, number)
 
@@ -317,8 +317,8 @@ class BrokerSets:
         if command.is_unclean:
             in_sync: tuple[int, ...] = (command.master,)
         elif command.master in known.in_sync:
-            # Those that stay have all that was acknowledged before; what is acknowledged from now on waits
-            # for them too.
+            # The replicas that stay have all messages that were acknowledged before; later acknowledgements
+            # wait for these replicas too.
             kept = {command.master, *command.in_sync} & set(known.in_sync)
             in_sync = tuple(sorted(kept))
         else:
@@ -331,7 +331,7 @@ class BrokerSets:
             led=command.master,
             in_sync=in_sync,
         )
-        if command.is_unclean:  # what was confirmed is lost
+        if command.is_unclean:  # confirmed records are lost
             changed = evolve(changed, confirmed=(0, 0))
         return self._done(changed)
 
@@ -353,7 +353,7 @@ class BrokerSets:
             reported,
             replicas=_joined(known.replicas, reported.replicas),
             next_number=max(known.next_number, reported.next_number),
-            # In the older table it may have been started again since: it leads no more.
+            # The replica may have been started again since the older table: it leads no more.
             master=NOBODY if is_same and known.master == NOBODY else reported.master,
             led=reported.led or reported.master or (known.led if is_same else NOBODY),
             confirmed=max(known.confirmed, reported.confirmed) if is_same else reported.confirmed,
@@ -411,9 +411,9 @@ def _joined(known: dict[int, Replica], reported: dict[int, Replica]) -> dict[int
 
 def _is_of_another(known: BrokerSet | None, command: Register) -> str:
     """The reason why a broker may not follow or begin this set, when the broker's set or epoch is unknown to
-    the table; empty when it may. If it followed, it would cut its log: the same epoch of two sets says
-    nothing about two logs. If it began the set again, another replica might have more messages, or be master
-    by the word of the controllers that know the set."""
+    the table; empty when it may. Following, the broker would cut its log: the same epoch of two sets says
+    nothing about two logs. If the broker began the set again, another replica might have more messages, or be
+    master of the controllers that know the set."""
     identity = command.replica.identity
     if known is None:
         if not command.began:

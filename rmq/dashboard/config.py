@@ -61,18 +61,18 @@ class DashboardConfig:
 
     @property
     def is_secure(self) -> bool:
-        """Whether browsers use HTTPS: to the dashboard, or to a proxy before it."""
+        """True if browsers use HTTPS: to the dashboard, or to a proxy before it."""
         return self.secure_cookies or self.tls_cert is not None
 
     @property
     def can_read_anonymously(self) -> bool:
-        """Whether pages are shown without a login: on loopback only, and only when the dashboard has no
+        """True if pages are shown without a login: on loopback only, and only when the dashboard has no
         account of its own that a stranger would borrow."""
         own = any(target.credentials is not None for target in self.clusters.values())
         return self.anonymous_read and is_loopback(self.host) and not own
 
     def is_host(self, header: str) -> bool:
-        """Whether a request's Host names this dashboard."""
+        """True if a request's Host names this dashboard."""
         name = header.rpartition(":")[0] if header.rpartition(":")[2].isdecimal() else header
         name = name.lower()
         known = {host.lower() for host in self.allowed_hosts}

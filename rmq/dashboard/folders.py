@@ -77,7 +77,7 @@ def _is_ours(folder: pathlib.Path) -> bool:
 
 
 def _is_left(folder: pathlib.Path) -> bool:
-    """Whether no process holds the folder's lock."""
+    """True if no process holds the folder's lock."""
     try:
         lock = os.open(folder / LOCK, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
     except FileNotFoundError:

@@ -82,7 +82,7 @@ class Job:
         return path if self.state == "done" and path is not None and path.exists() else None
 
     def is_of(self, identity: Identity) -> bool:
-        """Whether this identity has started the job: only it gets the file."""
+        """True if this identity has started the job: only it gets the file."""
         return self.order.identity.key == identity.key
 
     def end(self, state: State, at: int, result: Any = None, problem: Problem | None = None) -> None:

@@ -175,7 +175,7 @@ class Logins:
 
 
 async def _is_let_in(admin: Admin) -> bool:
-    """Whether the servers take the client's signature: name servers with access control, then brokers. Raises
+    """True if the servers take the client's signature: name servers with access control, then brokers. Raises
     NETWORK_ERRORS, ConfigError, NotVerified."""
     try:
         addresses = await admin.broker_addresses(slaves=True)
@@ -197,7 +197,7 @@ async def _is_let_in(admin: Admin) -> bool:
 
 
 async def _is_admin(admin: Admin) -> bool:
-    """Whether the account may ask for accounts, which needs an administrator."""
+    """True if the account may ask for accounts, which needs an administrator."""
     for address in await admin.broker_addresses():
         try:
             await admin.acl_config(address)

@@ -38,7 +38,7 @@ def banner(
     also: Mapping[str, str] | None = None,
     health: Health | None = None,
 ) -> str:
-    """The text for a start. `also`: what else the name server listens for, and where."""
+    """The text for a start. `also`: further listeners and their addresses."""
     lines = [f"rmq name server listens on {', '.join(addresses)}"]
     lines += [f"  {what:<13} {where}" for what, where in (also or {}).items()]
     if not is_loopback(config.bind_address):

@@ -1,4 +1,4 @@
-"""Clashes: registrations that name a broker which another connection already holds.
+"""Clashes: registrations that name a broker of another connection.
 
 The machine of the other broker may have vanished without closing its connection. The name server asks the
 holder over that connection: any answer shows that it lives, and the newcomer is refused. A holder that
@@ -89,7 +89,7 @@ class Clashes:
         return True
 
     def answered(self, response: Command, holder: Connection) -> bool:
-        """Take a response of a holder; return whether it answers such a question."""
+        """Take a response of a holder; return whether the response belongs to such a question."""
         row = self._questions.first(holder)
         if row is None or row.value[0] != response.opaque:
             return False

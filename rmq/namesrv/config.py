@@ -56,5 +56,5 @@ class NamesrvConfig(ControllerSettings):
 
 
 def kv_config_file(config: NamesrvConfig) -> Path:
-    """Where the key-value configs are kept."""
+    """The file of the key-value configs."""
     return Path(config.kv_config_path).expanduser()

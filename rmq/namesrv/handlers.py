@@ -1,7 +1,8 @@
 """NameServer: answers requests from a RouteTable and a KvConfigs; no clock, no socket, no file of its own.
 
 Unknown request codes are answered with REQUEST_CODE_NOT_SUPPORTED, as the broker does. The Java name server
-says nothing at all, so that a stock client waits for its time-out; it takes either as "cannot".
+does not answer at all, so that a RocketMQ client waits for its time-out; the client takes both as "not
+supported".
 """
 
 from __future__ import annotations
@@ -59,14 +60,14 @@ log = logging.getLogger("rmq.namesrv")
 _error_response = partial(error_response, log)
 
 SCAN_MS: Final = 10_000
-"""How often silent brokers are looked for at most."""
+"""Milliseconds between two searches for silent brokers, at least."""
 CRC_BITS: Final = 0x7FFF_FFFF
 """RocketMQ drops the sign bit of a CRC32."""
 
 BROKER_CODES: Final = frozenset(
     (RequestCode.REGISTER_BROKER, RequestCode.UNREGISTER_BROKER, RequestCode.QUERY_DATA_VERSION)
 )
-"""What brokers tell, and nobody else: they change routes, or keep a broker in them."""
+"""Requests that only brokers send: they change routes, or keep a broker in the routes."""
 
 Handler = Callable[[Command, Connection, int], Command | None]
 
@@ -78,7 +79,7 @@ _NO_ROUTE: Final = (
 
 @define
 class Lookup:
-    """A route request that the production environment shall answer."""
+    """A route request that the production environment answers."""
 
     topic: str
     request: Command
@@ -151,13 +152,13 @@ class NameServer(Endpoint):
         self.controller_metrics = requests.metrics
 
     def use_plugins(self, hooks: Hooks) -> None:
-        """Call these hooks from now on. Raises PluginRefused when a hook claims a request code of the
-        server."""
+        """Call the hooks of these plug-ins from now on. Raises PluginRefused when a hook claims a request
+        code of the server."""
         self._handlers = hooks.completing(self._handlers)
         self._hooks = hooks
         self.asks_early = bool(hooks.heads)
 
-    # What connections and the clock bring.
+    # Input of connections and the clock.
 
     def handle(self, requests: list[Command], connection: Connection) -> int:
         """Answer the requests of a chunk in order. Return the number of answered requests: other connections
@@ -178,7 +179,8 @@ class NameServer(Endpoint):
             self._hooks.observe(self._hooks.responses, connection, request, response)
 
     def on_head(self, head: Command, body_bytes: int, connection: Connection) -> Command | None:
-        """Decide by the header whether a large body may come: None, or the refusal."""
+        """Decide by the header whether the name server reads a large body: None to read it, or the
+        refusal."""
         if head.is_response:
             return head.reply(ResponseCode.SYSTEM_ERROR)
         if head.code not in self._handlers:
@@ -193,13 +195,13 @@ class NameServer(Endpoint):
         return None
 
     def _needs_secret(self, request: Command) -> bool:
-        """Whether only servers of the cluster may ask this."""
+        """True if only servers of the cluster may send this request."""
         if request.code in BROKER_CODES:
             return True
         return self._is_controller and needs_secret(request, asks_accounts=bool(self._hooks.requests))
 
     def on_response(self, response: Command, connection: Connection) -> None:
-        """Take the response of a broker to the question whether it lives."""
+        """Take the response of a broker to the question whether it is alive."""
         if not self._clashes.answered(response, connection):
             super().on_response(response, connection)
 
@@ -271,7 +273,7 @@ class NameServer(Endpoint):
         if header.body_crc32 and zlib.crc32(request.body) & CRC_BITS != header.body_crc32:
             raise SystemFailure(None, "crc32 not match")
         broker = _registrant(request)
-        # A broker sends its whole table every 30 s; the digest spares reading the same again.
+        # A broker sends its whole table every 30 s; the digest saves reading the same table again.
         digest = hashlib.blake2b(
             request.body, digest_size=16, person=str(header.compressed).encode()
         ).digest()
@@ -304,7 +306,7 @@ class NameServer(Endpoint):
         return self._with_masters(request, connection, response) if is_to_save else response
 
     def _register_again(self, request: Command, connection: Connection) -> None:
-        try:  # its signature was checked when it came
+        try:  # the signature was checked when the request arrived
             response = self._register(request, connection, self._now_ms())
         except Exception as error:
             response = _error_response(request, error, connection)
@@ -348,7 +350,7 @@ class NameServer(Endpoint):
 
     def _route(self, request: Command, connection: Connection, now_ms: int) -> Command | None:
         header = request.read(headers.GetRouteInfoRequestHeader)
-        # RocketMQ's client for Go goes by a route without a master for half a minute, whatever it sends.
+        # RocketMQ's client for Go keeps a route without a master for half a minute, whatever it sends.
         route = self.routes.route(header.topic, with_last_masters=request.language == LanguageCode.GO.name)
         if route is None:
             if self._on_lookup is not None and self._on_lookup(Lookup(header.topic, request, connection)):
@@ -372,7 +374,7 @@ class NameServer(Endpoint):
         return request.reply(body=report.to_json())
 
     def missing_brokers(self) -> list[MissingBroker]:
-        """Brokers that left without a drain, also masters of before this start that have not come back."""
+        """Brokers that left without a drain, and masters of before this start that have not come back."""
         now_ms = self._now_ms()
         missing = {one.broker_addr: one for one in self._missing.missing(now_ms)}
         for broker in self._masters.awaited():
@@ -464,7 +466,7 @@ class NameServer(Endpoint):
     def _update_settings(self, request: Command, connection: Connection, now_ms: int) -> Command | None:
         """Change settings at run time: all requested settings or none, and only settings that allow it."""
         changes = parse_properties(request.body.decode("utf-8", "replace"))
-        self._changed(changes)  # what may not be is refused at once
+        self._changed(changes)  # a wrong value is refused at once
 
         def then(_: None) -> Command:
             self.config = self._changed(changes)
@@ -480,7 +482,7 @@ class NameServer(Endpoint):
             raise NoPermission(None, f"nothing was changed: {error}") from error
 
     def _keep(self, changes: Mapping[str, str]) -> None:
-        """Write new values of settings into their file; in any thread. Raises SystemFailure."""
+        """Write new values of settings into the configuration file; in any thread. Raises SystemFailure."""
         if changes and self._save_settings is not None:
             try:
                 self._save_settings(canonical(changes, NamesrvConfig))
@@ -508,7 +510,7 @@ def _number(text: str) -> int:
 def _send(connection: Connection, request: Command, response: Command) -> None:
     try:
         connection.reply(response)
-    except LocalProtocolError as error:  # it repeats something that no frame can hold
+    except LocalProtocolError as error:  # the remark would repeat a text that no frame can hold
         log.warning("request %d of %s: %s", request.code, connection.peer_address, error)
         connection.reply(request.reply(ResponseCode.SYSTEM_ERROR, "the answer cannot be written"))
 
@@ -521,14 +523,14 @@ def no_route(request: Command, topic: str) -> Command:
 def route_response(request: Command, route: TopicRouteData) -> Command:
     """The answer to a route request, in a form that its client reads."""
     header = request.read(headers.GetRouteInfoRequestHeader)
-    # Clients of other languages before 4.9.4 read the broker ids by hand and know only Java's bare form.
+    # Clients of other languages before 4.9.4 parse the broker ids themselves and know only Java's bare form.
     strict = request.version >= MQVersion.V4_9_4 or bool(header.accept_standard_json_only)
     return request.reply(body=route.to_json(strict=strict))
 
 
 class Texts:
-    """Responses about the whole route table, each made once for each state of the table, since any client may
-    ask."""
+    """Responses about the whole route table, each made once for each state of the table, because any client
+    may ask for one."""
 
     def __init__(self, routes: RouteTable) -> None:
         self._routes = routes

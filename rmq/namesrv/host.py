@@ -22,7 +22,7 @@ def plugin_host(server: NameServer, wall_ms: Callable[[], int]) -> PluginHost:
 
 
 def metrics_of(server: NameServer) -> list[Metric]:
-    """How much a name server knows, and its connections."""
+    """Metrics of a name server: the sizes of its tables, and its connections."""
     routes = server.routes
     brokers = sum(len(broker.broker_addrs) for broker in routes.cluster_info().broker_addr_table.values())
     topics = len(routes.topics().topic_list)

@@ -21,12 +21,7 @@ MAX_NAME: Final = 255
 
 
 class KvConfigs:
-    """Key-value texts; each change is saved before it counts.
-
-    `save` gets the whole content as JSON, in the form of RocketMQ's kvConfig.json, and raises OSError when it
-    cannot keep the content; the change is then reverted and refused. Changes may be made in any thread, one
-    after the other, while other threads read.
-    """
+    """Key-value texts; each change is saved before readers see it."""
 
     def __init__(
         self, save: Callable[[bytes], None], saved: bytes | None = None, *, most: int = MAX_SIZE

@@ -20,8 +20,8 @@ from rmq.protocol.codes import MASTER_ID
 log = logging.getLogger("rmq.namesrv")
 
 FENCE_MS: Final = 60_000
-"""So long after its start a name server waits for the last master of a name. Brokers register within seconds
-of a name server's return, and every 60 s at least."""
+"""Seconds after its start for which a name server waits for the last master of a name. Brokers register
+within seconds of a name server's return, and every 60 s at least."""
 
 
 class Masters:
@@ -61,7 +61,7 @@ class Masters:
             )
 
     def awaited(self) -> list[Registration]:
-        """The masters of before this start that have not registered, nor unregistered, since."""
+        """The masters of before this start that have neither registered nor unregistered since."""
         return [
             Registration(key.rpartition("/")[0], key.rpartition("/")[2], MASTER_ID, self._last[key])
             for key in sorted(self._waited_for & self._last.keys())
@@ -69,13 +69,14 @@ class Masters:
         ]
 
     def forget(self, broker_name: str) -> bool:
-        """Wait no more for the last master of a name, which is gone for good; whether that is to be saved."""
+        """Stop waiting for the last master of a name, which will not come back; return whether the change
+        needs saving."""
         forgotten = [key for key in self._waited_for & self._last.keys() if key.endswith(f"/{broker_name}")]
         self._last = {key: address for key, address in self._last.items() if key not in forgotten}
         return bool(forgotten)
 
     def registered(self, broker: Registration) -> bool:
-        """This broker has registered; whether that is to be saved."""
+        """Note that a broker has registered; return whether the change needs saving."""
         if broker.broker_id == MASTER_ID and self._save is not None:
             self._waited_for.discard(key := _key(broker))
             if self._last.get(key) != broker.broker_addr:
@@ -84,15 +85,15 @@ class Masters:
         return False
 
     def unregistered(self, broker: Registration) -> bool:
-        """This broker was stopped in good order: another broker may be master of its name at once. Return
-        whether that is to be saved."""
+        """Note that a broker was stopped gracefully: another broker may be master of its name at once. Return
+        whether the change needs saving."""
         if self._last.get(key := _key(broker)) == broker.broker_addr:
             self._last = {name: address for name, address in self._last.items() if name != key}
             return self._save is not None
         return False
 
     def save(self) -> None:
-        """Save the present masters, in any thread. A failure is logged: brokers serve all the same."""
+        """Save the present masters, in any thread. A failure is only logged: the name server continues."""
         if self._save is not None:
             try:
                 self._save(json.dumps(self._last))

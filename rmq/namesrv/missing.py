@@ -2,7 +2,8 @@
 
 RocketMQ's name server forgets a broker when its connection ends, with all topics of its name: afterwards a
 cluster without the broker looks well. This table remembers such a broker until the broker is back or
-replaced, or an operator says that the broker is gone for good. Pure: times are of the caller's clock.
+replaced, or until an operator removes the broker for good. The module does no I/O: times are of the caller's
+clock.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 MOST: Final = 1_000
-"""Missing brokers, and refused registrations, that are kept; the oldest makes room."""
+"""Missing brokers, and refused registrations, that are kept; the oldest entry makes room."""
 KEPT_MS: Final = 7 * 86_400_000
-"""So long a missing broker is remembered."""
+"""Time for which a missing broker is remembered."""
 REFUSED_MS: Final = 120_000
-"""So long a refusal is shown. A broker that is refused registers again within seconds."""
+"""Time for which a refusal is shown. A refused broker registers again within seconds."""
 SHOWN_TOPICS: Final = 100
-"""Topics of a missing broker that are named."""
+"""Topics of a missing broker that are listed."""
 
 
 @frozen
@@ -57,13 +58,13 @@ class MissingBrokers:
         self, broker: Registration, why: str, writable: Iterable[str], now_ms: int, *, is_stopped: bool
     ) -> None:
         """Note a broker that left. `writable` are the topics that took messages at this master, `is_stopped`
-        says that the broker unregistered. A drained master that unregisters is not missing: no client sends
+        is true if the broker unregistered. A drained master that unregisters is not missing: no client sends
         to a drained master."""
         names = sorted(writable)
         if is_stopped and broker.broker_id == MASTER_ID and not names:
             self._missing.pop(broker.broker_addr, None)
             return
-        self._missing.pop(broker.broker_addr, None)  # the newest comes last
+        self._missing.pop(broker.broker_addr, None)  # the newest is the last
         self._missing[broker.broker_addr] = _Missing(
             broker, now_ms, why, is_stopped, tuple(names[:SHOWN_TOPICS]), len(names)
         )
@@ -71,12 +72,12 @@ class MissingBrokers:
 
     def came(self, broker: Registration, *, was_here: bool) -> None:
         """Forget a broker that registers. Another address in the same place replaces a missing broker, unless
-        the newcomer had another place before (`was_here`, or missing itself): a slave that became master does
+        the newcomer had another place before (`was_here`, or in this table): a slave that became master does
         not make its former master come back."""
         own = self._missing.pop(broker.broker_addr, None)
         for key in [
             key for key in self._refused if key[2] == broker.broker_addr
-        ]:  # by another id or name, too
+        ]:  # also by another id or name
             del self._refused[key]
         if own is None and not was_here:
             for address, one in list(self._missing.items()):
@@ -90,7 +91,7 @@ class MissingBrokers:
         _bound(self._refused)
 
     def forget(self, broker_name: str) -> int:
-        """Forget the missing brokers of a name, which are gone for good; returns their number."""
+        """Forget the missing brokers of a name that will not come back; return their number."""
         forgotten = [
             address for address, one in self._missing.items() if one.broker.broker_name == broker_name
         ]
@@ -99,7 +100,7 @@ class MissingBrokers:
         return len(forgotten)
 
     def missing(self, now_ms: int) -> Iterator[MissingBroker]:
-        """The missing brokers, the last that left at the end."""
+        """The missing brokers, the broker that left last at the end."""
         for address, one in list(self._missing.items()):
             age = now_ms - one.left_ms
             if age > KEPT_MS:

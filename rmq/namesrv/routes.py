@@ -1,8 +1,8 @@
 """RouteTable: live brokers and their topics; five tables under RocketMQ's own names.
 
 The tables are plain values: time comes in as `now_ms` (any clock that only goes forward), a connection as an
-opaque `source` that is compared by identity. A change is either made as a whole or refused with a reason.
-Bounds are in `RouteLimits`; a broker that would exceed a bound is refused.
+opaque `source` that is compared by identity. A change is made as a whole, or refused with a reason. Bounds
+are in `RouteLimits`; a broker that would exceed a bound is refused.
 
 This table is stricter than the Java name server: a broker that claims a name and id, or an address, of
 another live broker is refused instead of replacing that broker silently; see `register`.
@@ -35,14 +35,14 @@ from rmq.shares import NOBODY, Holders, Shares
 log = logging.getLogger("rmq.namesrv")
 
 EXPIRY_MS: Final = 120_000
-"""A broker that was silent for longer is removed."""
+"""Silence after which a broker is removed."""
 CLASH_MS: Final = 60_000
-"""So long after its last sign of life a broker keeps its name, id and address against another one. Brokers
-register every 10 to 60 s."""
+"""Time after its last sign of life for which a broker keeps its name, id and address against another broker.
+Brokers register every 10 to 60 s."""
 SHOWN_TOPICS: Final = 20
-"""In a line of the log."""
+"""Names in a line of the log."""
 UNREGISTERED: Final = "it unregistered"
-"""Reason of a broker that was stopped in order."""
+"""The reason for a broker that was stopped gracefully."""
 
 _NAME: Final = re.compile(r"[^\x00-\x20\x7f;:,\"'{}\\/]{1,127}")
 _TOPIC: Final = re.compile(r"[^\x00-\x20\x7f\"'\\/]{1,255}")
@@ -53,7 +53,7 @@ _ADDRESS: Final = re.compile(
 
 @frozen
 class RouteLimits:
-    """How much the tables may hold."""
+    """Limits of the tables."""
 
     brokers: int = 10_000
     queue_entries: int = 1_000_000  # pairs of a topic and a broker name
@@ -72,12 +72,12 @@ class Registration:
     broker_addr: str
     ha_server_addr: str = ""
     epoch: int = 0
-    """Of a master that controllers have elected: it leads, whoever did before."""
+    """True for a master that controllers have elected: it replaces any earlier master."""
 
 
 @frozen
 class Registered:
-    """The slave's view of its master; None for a master, and without a master."""
+    """A slave's response to its registration: its master; empty for a master, and without a master."""
 
     ha_server_addr: str | None = None
     master_addr: str | None = None
@@ -85,7 +85,7 @@ class Registered:
 
 @define
 class BrokerLiveInfo:
-    """A broker that registered; `digest` is that of its last whole body."""
+    """A registered broker; `digest` is that of its last whole body."""
 
     registration: Registration
     data_version: DataVersion
@@ -107,11 +107,10 @@ def _ignore_leaving(broker: Registration, why: str, writable: Sequence[str]) -> 
 
 
 class RouteTable:
-    """The tables of brokers, their topics and clusters. Queries give copies, so that callers may
-    keep them. `holders_of(source)` says under which names the brokers of a connection count, and
-    their topics. `on_left` is called for each broker that leaves, with the reason and, when it was the
-    master, the topics that took messages there.
-    """
+    """The tables of brokers, their topics and clusters. Queries give copies, so that callers may keep them.
+    `holders_of(source)` gives the names under which the brokers of a connection, and their topics, count.
+    `on_left` is called for each broker that leaves, with the reason and, when it was the master, the topics
+    that took messages there."""
 
     def __init__(
         self,
@@ -130,14 +129,14 @@ class RouteTable:
         self.filter_server_table: dict[str, list[str]] = {}
         self.changes = 0
         """Goes up whenever topics, brokers or clusters may have changed."""
-        self._last_masters: dict[str, str] = {}  # of sets of controllers that have none now
+        self._last_masters: dict[str, str] = {}  # of sets with controllers that have no master now
         self._brokers = Shares(self.limits.brokers)
         self._entries = Shares(self.limits.queue_entries)
         self._makers: dict[str, Holders] = {}  # of a broker name that has topics
         self._topics_of: Counter[str] = Counter()  # of a broker name
         self._brokers_of: Counter[Any] = Counter()  # of a source
 
-    # Brokers come and go.
+    # Registration and removal of brokers.
 
     def register(
         self,
@@ -150,13 +149,14 @@ class RouteTable:
         is_whole: bool = False,
     ) -> Registered:
         """Take in a broker and, from a master whose data version changed, its topics. With `is_whole` the
-        list of topics is complete: topics outside the list leave the routes. Without, the topics are added.
+        list of topics is complete: topics outside the list leave the routes. Without it, the topics are
+        added.
 
         Raises SystemFailure, with nothing changed, for malformed names or address, for a name of another
         cluster, and at a limit; Clash when another live broker holds the same name and id or the same
         address. A known broker of the name may take the id of another: a slave that became master.
         """
-        # All checks come first: from here on nothing may fail, or the five tables would not fit each other.
+        # All checks come first: after them no step may fail, or the five tables would not fit each other.
         self._check(broker, body, source, now_ms)
         held = self.broker_live_table.get(broker.broker_addr)
         if held is not None and _identity(held.registration) != _identity(broker):
@@ -164,7 +164,7 @@ class RouteTable:
             held = None
         first = self._place(broker)
         wrapper = body.topic_config_serialize_wrapper
-        # Of a slave only the version was taken, and not the topics.
+        # For a slave only the version was taken, not the topics.
         changed = (
             held is None
             or held.registration.broker_id != MASTER_ID
@@ -200,17 +200,17 @@ class RouteTable:
         if held is None or _identity(held.registration) != _identity(broker):
             return False
         if held.registration.broker_id != broker.broker_id:
-            return False  # another replica that has this address by mistake, or the master as it was
+            return False  # another replica that has this address by mistake, or the master before the change
         self._remove(broker.broker_addr, UNREGISTERED)
         return True
 
     def touch(self, broker_addr: str, now_ms: int) -> None:
-        """A broker has asked something: it is alive."""
+        """Note a sign of life of a broker."""
         if held := self.broker_live_table.get(broker_addr):
             held.last_update_ms = now_ms
 
     def data_version(self, broker_addr: str) -> DataVersion | None:
-        """The version of the broker's topics that is known here."""
+        """The known version of the broker's topics."""
         held = self.broker_live_table.get(broker_addr)
         return held.data_version if held else None
 
@@ -226,7 +226,7 @@ class RouteTable:
         )
 
     def next_expiry_ms(self, now_ms: int) -> int:
-        """When the first broker can have been silent for too long, those that come after `now_ms` counted."""
+        """The earliest time at which a broker may have been silent for too long, after `now_ms`."""
         last = min((held.last_update_ms for held in self.broker_live_table.values()), default=now_ms)
         return min(last, now_ms) + self.expiry_ms + 1
 
@@ -308,7 +308,7 @@ class RouteTable:
     # Changes after the checks.
 
     def _follow(self, before: Any, source: Any) -> None:
-        """A broker that registered over one connection does so over another now; either may be None."""
+        """Move a broker from one connection's list to another's; either connection may be None."""
         if before is source:
             return
         if source is not None:
@@ -322,7 +322,7 @@ class RouteTable:
                 del self._brokers_of[before]
 
     def _place(self, broker: Registration) -> bool:
-        """Put the address where it belongs; true when the name had no broker of that id."""
+        """Enter a broker's address; return true when the name had no broker of that id."""
         self.changes += 1
         data = self.broker_addr_table.get(broker.broker_name)
         if data is None:
@@ -410,7 +410,7 @@ class RouteTable:
         ]
 
     def _note_last_master(self, broker_id: int, held: BrokerLiveInfo | None) -> None:
-        """A broker has this id no more."""
+        """Note that a master has left its set."""
         if broker_id == MASTER_ID and held is not None and held.registration.epoch:
             self._last_masters[held.registration.broker_name] = held.registration.broker_addr
 
@@ -436,7 +436,7 @@ class RouteTable:
     # What administrators change.
 
     def change_write_permission(self, broker_name: str, *, writable: bool) -> int:
-        """Take or give the write permission of all topics of a broker; returns how many topics it has."""
+        """Take or give the write permission of all topics of a broker; return the number of its topics."""
         count = 0
         for queues in self.topic_queue_table.values():
             if queue := queues.get(broker_name):
@@ -451,7 +451,7 @@ class RouteTable:
         for name in list(names):
             self._drop_queues(name, [topic])
 
-    # Questions.
+    # Queries.
 
     def route(self, topic: str, *, with_last_masters: bool = False) -> TopicRouteData | None:
         """The route of a topic; None when no broker has the topic. `with_last_masters`: a set with

@@ -80,9 +80,8 @@ async def run(
     task_status: anyio.abc.TaskStatus[list[str]] = anyio.TASK_STATUS_IGNORED,
 ) -> None:
     """Run a name server until `stop` is set, or until cancelled. `started` gets the addresses as bound;
-    `also` is filled with the other listeners. `front` is given the name server and makes the endpoint of
-    connections, for tests. `disk` and `lease_clock` are for its controller. `plugin_settings` are texts for
-    plug-ins.
+    `also` gets the other listeners. `front` makes the endpoint of connections from the name server, for
+    tests. `disk` and `lease_clock` are for its controller. `plugin_settings` are texts for plug-ins.
 
     Raises PortInUse or OSError when it cannot listen, ConfigError or PluginRefused for unusable settings,
     RemoteProtocolError when the saved key-value configs are damaged. Cancelled: connections are closed, saved

@@ -10,6 +10,6 @@ dashboard.
 Each page of a dashboard has a module in this package. Functions that read take `client.admin` first;
 functions that change something are verbs. No function prints or parses arguments. Names are the cluster's
 full names, times are ms since 1970, and errors are those of `client.admin` (see `rmq.client.admin.cluster`).
-Everything works with RocketMQ 4.9's and 5.3's servers too, as far as they answer the requests; a figure that
-a server does not send is None.
+Everything works with RocketMQ 4.9's and 5.3's servers too, if they answer the requests; a figure that a
+server does not send is None.
 """

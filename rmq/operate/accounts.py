@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @frozen
 class Verdict:
-    """Whether an account may do something, and the rule that decides it, in words."""
+    """Decision whether an account may do an action, with the rule that decides it, in words."""
 
     is_allowed: bool
     reason: str
@@ -31,14 +31,14 @@ class Verdict:
 async def configs(admin: Admin, *, cluster: str = "", broker: str = "") -> dict[str, AclConfig]:
     """The accounts of each server that keeps accounts, name servers too: address -> accounts.
 
-    Raises ConfigError for a cluster or broker that is not known, NoPermission, and the ResponseError of a
-    server without access control.
+    Raises ConfigError for an unknown cluster or broker, NoPermission, and the ResponseError of a server
+    without access control.
     """
     return await ask_each(await admin.acl_servers(cluster=cluster, broker=broker), admin.acl_config)
 
 
 def joined(configs: Mapping[str, AclConfig]) -> AclConfig:
-    """All accounts of some servers, each according to the first that has it."""
+    """All accounts of some servers, each in the version of the first server that has it."""
     accounts = {one.access_key: one for config in reversed(list(configs.values())) for one in config.accounts}
     order = [one.access_key for config in configs.values() for one in config.accounts]
     white = [text for config in configs.values() for text in config.global_white_addresses]
@@ -46,8 +46,8 @@ def joined(configs: Mapping[str, AclConfig]) -> AclConfig:
 
 
 def differences(configs: Mapping[str, AclConfig]) -> list[str]:
-    """Servers whose accounts differ from the first server's. Secrets, which servers do not send, may differ
-    too."""
+    """Servers whose accounts differ from the first server's. Secrets, which servers do not send, may also
+    differ."""
     found = []
     for account in joined(configs).accounts:
         there = {
@@ -72,13 +72,11 @@ def differences(configs: Mapping[str, AclConfig]) -> list[str]:
 def explain(
     account: AclAccount, kind: Literal["topic", "group"], name: str, action: Literal["PUB", "SUB"]
 ) -> Verdict:
-    """Decide whether an account may write to (PUB) or read (SUB) a topic or group, as a broker of ours
-    decides.
+    """Decide whether an account may write to (PUB) or read (SUB) a topic or group, as rmq's brokers decide.
 
-    Requests from a white address are decided without the account. Raises ValueError for permissions that are
-    none.
+    Requests from a white address are decided without the account. Raises ValueError for invalid permissions.
     """
-    from rmq_acl import permissions  # plug-ins stand beside rmq, and may be left out
+    from rmq_acl import permissions  # plug-ins are packages beside rmq, and may be missing
     from rmq_acl.explain import explain as decide
     from rmq_acl.rules import GROUP, TOPIC
 
@@ -87,7 +85,7 @@ def explain(
 
 
 def as_account(shown: AclAccount) -> Account:
-    """An account as the plug-in for access control knows it, without a secret."""
+    """An account in the form of the plug-in for access control, without a secret."""
     from rmq_acl import permissions, plainfile
     from rmq_acl.accounts import Account
 
@@ -108,7 +106,7 @@ def as_account(shown: AclAccount) -> Account:
 @frozen
 class ChangedRights:
     """A change of an account's rights: `lines` show each changed field, old and new; `lost` are the rights
-    that the account has no more."""
+    that the account loses."""
 
     lines: tuple[str, ...]
     lost: tuple[str, ...]
@@ -164,7 +162,8 @@ def changed_rights(before: AclAccount, change: AclAccount, clear: Collection[str
 
 
 def _lost(kind: str, old: Sequence[str], new: Sequence[str], was: str, becomes: str) -> Iterator[str]:
-    """Rights on topics or groups, of single names and of all others, that are there before and not after."""
+    """Rights on topics or groups, of single names and of all others, that exist before the change and not
+    after it."""
     before, after = dict(map(_named, old)), dict(map(_named, new))
     for name in dict.fromkeys((*before, *after)):
         if lost := _words(before.get(name, was)) - _words(after.get(name, becomes)):

@@ -1,6 +1,5 @@
-"""Balance of brokers: a plan of moves of topics, done with its state in a file, so that a run that was
-interrupted is continued by the next one.
-"""
+"""Balance of brokers: a plan of moves of topics, with its state in a file, so that the next run continues an
+interrupted one."""
 
 from __future__ import annotations
 
@@ -31,7 +30,7 @@ def _skip(count: object) -> None:
 
 @define
 class PlannedMove:
-    """A move and how far it is: `planned`, `moving` or `done`. `note`: the result, or what is missing."""
+    """A move and its state: `planned`, `moving` or `done`. `note`: the result, or the missing part."""
 
     topic: str
     source: str
@@ -100,8 +99,9 @@ async def balance(
     step: Step = _skip,
 ) -> list[PlannedMove]:
     """Do the moves of a plan that are left, `parallel` at a time and each as `placement.moved` does it,
-    within `seconds` each; return the moves that are still left, whose notes say why. The file has each change
-    of a state before the next request, so a run may end at any time. `step` is called after each move.
+    within `seconds` each; return the moves that are still left, with the reasons in their notes. The file has
+    each change of a state before the next request, so a run may end at any time. `step` is called after each
+    move.
 
     Raises OSError when the file cannot be written.
     """

@@ -44,12 +44,12 @@ SECTIONS: Final[Mapping[str, tuple[str, ...]]] = {
     "delay": ("scheduleMessageOffset", "timer"),
     "queues of requests": ("send", "pull", "query", "EndTransaction"),
 }
-"""Section -> the beginnings of the metrics that belong to it; other metrics belong to the section `other`."""
+"""Section -> the beginnings of its metrics; other metrics belong to the section `other`."""
 
 
 @frozen
 class Setting:
-    """A setting of a broker. `may_change` says whether it may change at run time: None for a broker of
+    """A setting of a broker. `may_change` is true if it may change at run time, None for a broker of
     RocketMQ, which accepts any change. `help` and `unit` are empty for an unknown setting."""
 
     key: str
@@ -61,7 +61,7 @@ class Setting:
 
 @frozen
 class SettingChange:
-    """A change of a setting before it is made; `error` says why the broker would refuse it."""
+    """A change of a setting before it is made; `error` is the reason why the broker would refuse it."""
 
     key: str
     before: str
@@ -87,7 +87,7 @@ def sections(metrics: Mapping[str, str]) -> dict[str, dict[str, str]]:
 
 
 def _known() -> dict[str, attrs.Attribute[Any]]:
-    """The settings of a broker of ours, by RocketMQ's key."""
+    """The settings of a broker of rmq, by RocketMQ's key."""
     return {
         java_key(field): field
         for kind in (StoreConfig, BrokerConfig)
@@ -97,9 +97,7 @@ def _known() -> dict[str, attrs.Attribute[Any]]:
 
 
 async def settings(admin: Admin, broker: str) -> list[Setting]:
-    """Read the settings of a broker, by key. Two requests. Raises ConfigError for a name that is
-    not known.
-    """
+    """Read the settings of a broker, by key. Two requests. Raises ConfigError for an unknown name."""
     values = await admin.broker_config(broker)
     is_ours = "rmqVersion" in await admin.broker_runtime(broker)
     known = _known()
@@ -115,9 +113,8 @@ def _setting(key: str, value: str, field: attrs.Attribute[Any] | None, *, is_our
 
 
 async def preview_settings(admin: Admin, broker: str, changes: Mapping[str, str]) -> list[SettingChange]:
-    """Compare new values with a broker's; nothing is changed. A broker of ours refuses all when one has an
-    `error`.
-    """
+    """Compare new values with a broker's; nothing is changed. A broker of rmq refuses all changes when one
+    has an `error`."""
     present = {one.key: one for one in await settings(admin, broker)}
     known = _known()
     found = []
@@ -133,7 +130,7 @@ async def preview_settings(admin: Admin, broker: str, changes: Mapping[str, str]
 
 
 def _refusal(key: str, text: str) -> str:
-    """Why a broker of rmq would refuse a value; empty when it accepts."""
+    """The reason why a broker of rmq would refuse a value; empty when it accepts."""
     kind = BrokerConfig if key in {java_key(field) for field in attrs.fields(BrokerConfig)} else StoreConfig
     try:
         evolve(kind(), {key: text})
@@ -147,7 +144,7 @@ async def change_settings(
 ) -> list[str]:
     """Change settings of a broker, of all masters of a cluster, or of all masters; return the addresses.
 
-    Raises ResponseError for a setting that cannot change at run time; then that broker has changed nothing.
+    Raises ResponseError for a setting that cannot change at run time; that broker has changed nothing.
     """
     return await admin.update_broker_config(changes, cluster=cluster, broker=broker)
 

@@ -43,22 +43,22 @@ if TYPE_CHECKING:
     from rmq.remoting.transports.tls import TlsConfig
 
 Call = Callable[[str, Command], Awaitable[Command]]
-"""Sends a request to an address and returns the answer; raises the errors of the network."""
+"""Sends a request to an address and returns the response; raises the errors of the network."""
 Sign = Callable[[Command], Command]
 
 SECONDS: Final = 5.0
-"""What a controller may take to answer."""
+"""Time-out of a request to a controller, in seconds."""
 SCAN_SECONDS: Final = 0.1
-"""Between two looks at who is master, or a member."""
+"""Seconds between two queries for the master or the members."""
 MEMBER_SECONDS: Final = 30.0
 ELECTION_SECONDS: Final = 15.0
-"""So long a change waits for a leader while a majority of the controllers answers."""
+"""Seconds that a change waits for a leader while a majority of the controllers answers."""
 TLS_HINT: Final = "if it uses TLS, write tls:// before its address, or give --tls"
 NO_CONTROLLER: Final = "it is not a controller (setting controllers): name the controllers with --controllers"
 
 
 class NoLeadingController(RmqError):
-    """No controller leads: nobody elects masters."""
+    """The error when no controller leads, so that no master is elected."""
 
     retriable = True
     hint = "start a majority of the controllers; `rmq controller status --all` shows each"
@@ -66,7 +66,7 @@ class NoLeadingController(RmqError):
 
 @frozen
 class Replica:
-    """A replica of a broker set. `lives` says whether it was heard within a lease, `reach` is the end of its
+    """A replica of a broker set. `lives` is true if it was heard within a lease, `reach` is the end of its
     log on the disk; both are None when only the leader knows them."""
 
     number: int
@@ -109,13 +109,13 @@ class ControlledSet:
 
 @frozen
 class ControllerState:
-    """State of a controller by its own word; `error` says why it did not answer.
+    """State of a controller, by its own report; `error` is the reason for a missing answer.
 
     `own_address` is its address among the `members` (name -> address), `leader` the name of the leader,
-    `stopped` why it applies nothing more. `forgetful` are members that have lost their journals, and
-    `is_blank` says that this controller has none. `elections` counts the elections it has begun. `lease_ms`
-    is its setting, `agreed_lease_ms` the value in force. `certificate_end` is the end of its
-    certificate in ISO 8601, empty when it is not known.
+    `stopped` the reason why it applies nothing more. `forgetful` are members that have lost their journals,
+    and `is_blank` is true if this controller has none. `elections` counts the elections it has begun.
+    `lease_ms` is its setting, `agreed_lease_ms` the value in force. `certificate_end` is the end of its
+    certificate in ISO 8601, empty when unknown.
     """
 
     address: str
@@ -139,7 +139,7 @@ class ControllerState:
 
     @property
     def problem(self) -> str:
-        """Why the controller does not lead, in words; empty when it does."""
+        """The reason why the controller does not lead, in words; empty when it does."""
         if self.error:
             return self.error
         if self.stopped:
@@ -153,7 +153,7 @@ class ControllerState:
 
 @frozen
 class Outcome:
-    """Result of an operation: whether it is done, and a text with the result or the reason."""
+    """Result of an operation: true if it is done, and a text with the result or the reason."""
 
     is_done: bool
     text: str
@@ -164,8 +164,9 @@ def _unsigned(request: Command) -> Command:
 
 
 class Controllers:
-    """Operations on the controllers at `addresses`, by `call`; `sign` signs what changes something, with the
-    secret of the cluster's servers. The scheme of the first address with one (`tls://`) is that of all.
+    """Operations on the controllers at `addresses`, by `call`; `sign` signs requests that change something,
+    with the secret of the cluster's servers. The scheme of the first address with one (`tls://`) counts for
+    all.
 
     Methods raise the errors of the network only when no controller can be reached, AccessDenied and the
     ResponseError of a refusal.
@@ -187,7 +188,8 @@ class Controllers:
         return states + await self._ask(sorted(known - asked))
 
     async def leading(self) -> ControllerState:
-        """The state of the controller that leads. Raises NoLeadingController, with a word of each."""
+        """The state of the controller that leads. Raises NoLeadingController, with each controller's
+        answer."""
         states = await self.states()
         for one in states:
             if one.is_leading:
@@ -195,7 +197,7 @@ class Controllers:
         raise NoLeadingController(f"no controller leads ({_each(states)})")
 
     async def broker_set(self, name: str) -> ControlledSet | None:
-        """A broker set according to the leader; None when the name is unknown."""
+        """A broker set in the leader's table; None for an unknown name."""
         return (await self.leading()).broker_set(name)
 
     def _named(self, address: str) -> str:
@@ -218,7 +220,7 @@ class Controllers:
     # --- changes ---
 
     async def elect(self, broker: str, number: int, *, is_unclean: bool = False) -> Outcome:
-        """Make a replica in sync the next master of its set. The present master gets no lease any more, and
+        """Make a replica in sync the next master of its set. The present master gets no further lease, and
         the replica is elected when the last lease is over. `is_unclean`: a replica that is not in sync, when
         no replica in sync lives; messages that only the latter had are lost."""
         return _outcome(
@@ -237,7 +239,7 @@ class Controllers:
 
     async def add(self, address: str, seconds: float = MEMBER_SECONDS) -> Outcome:
         """Add a controller, which was started with controllerJoins=true, and wait until it is a member.
-        Cancelled: it may become a member."""
+        Cancelled: the controller may become a member."""
         (new,) = await self._ask([address])
         try:
             refusal = _unfit(new) or _misplaced(new, await self._leading_soon())
@@ -257,7 +259,7 @@ class Controllers:
                 )
                 return Outcome(False, text)
             await anyio.sleep(SCAN_SECONDS)
-            answer = await self._asked(AddMember(address))  # again, as another may lead now
+            answer = await self._asked(AddMember(address))  # again, as another controller may lead now
         return Outcome(True, f"{address} is added; {members_text(answer.controllers)}")
 
     async def hand_over(self, broker: str, number: int = 0, seconds: float = 30.0) -> Outcome:
@@ -303,7 +305,7 @@ class Controllers:
         return Outcome(False, text)
 
     async def _leading_soon(self) -> ControllerState:
-        """The state of the controller that leads, after an election that is going on. Raises
+        """The state of the controller that leads; waits for an election in progress. Raises
         NoLeadingController."""
         end = anyio.current_time() + ELECTION_SECONDS
         while True:
@@ -315,19 +317,19 @@ class Controllers:
             await anyio.sleep(SCAN_SECONDS)
 
     async def _may_elect(self) -> bool:
-        """Whether a majority of the controllers answers, so that one will lead soon."""
+        """True if a majority of the controllers answers, so that one of them will lead soon."""
         states = await self.states()
         members = {address for one in states for address in one.members.values()}
         answering = {one.own_address for one in states if not one.error and not one.stopped}
         return bool(members) and 2 * len(answering & members) > len(members)
 
     async def _asked(self, question: Request) -> Answer:
-        """The leader's answer, after an election that is going on. Raises NoLeadingController."""
+        """The leader's answer; waits for an election in progress. Raises NoLeadingController."""
         await self._leading_soon()
         return await self._asked_now(question)
 
     async def _asked_now(self, question: Request) -> Answer:
-        """The leader's answer: each controller is asked, and the leader that it names."""
+        """The leader's answer: the request goes to each controller, and to the leader that it names."""
         failures: dict[str, Exception] = {}
         waiting = list(self._given)
         while waiting:
@@ -358,8 +360,8 @@ async def opened(
 ) -> AsyncIterator[Controllers]:
     """Operations on controllers, with connections that are closed at the end of the block.
 
-    `credentials` is the account to act as, `sign` signs changes with the secret of the cluster's servers,
-    `network` is for tests.
+    `credentials` is the account, `sign` signs changes with the secret of the cluster's servers, `network` is
+    for tests.
     """
     from rmq.client.client import SigningPool
     from rmq.remoting.endpoint import ClientOnlyEndpoint
@@ -381,8 +383,8 @@ async def opened(
 
 
 async def addresses_of(admin: Admin) -> list[str]:
-    """The controllers in the settings of brokers that answer, for a cluster whose name servers are none.
-    Empty for a cluster without controllers. Raises as `client.admin`."""
+    """The controllers in the settings of brokers that answer, for a cluster whose name servers are not
+    controllers. Empty for a cluster without controllers. Raises as `client.admin`."""
     named = [one async for some in named_by_sets(admin) for one in some]
     return list(dict.fromkeys(named))
 
@@ -390,8 +392,8 @@ async def addresses_of(admin: Admin) -> list[str]:
 async def named_by_sets(
     admin: Admin, endured: tuple[type[Exception], ...] = NETWORK_ERRORS
 ) -> AsyncGenerator[list[str], None]:
-    """The controllers in the settings of a broker of each set of which one answers, set by set. The next
-    broker of a set is asked after the errors `endured`. Raises as `client.admin`."""
+    """The controllers in the settings of one answering broker of each set, set by set. The next broker of a
+    set is asked after the errors `endured`. Raises as `client.admin`."""
     for data in (await admin.cluster_info()).broker_addr_table.values():
         for _, address in sorted(data.broker_addrs.items()):
             try:
@@ -417,13 +419,13 @@ def leases(states: Sequence[ControllerState]) -> dict[int, str]:
 
 
 def is_member(one: ControllerState, leading: ControllerState | None) -> bool:
-    """Whether a controller is a member for the one that leads; while none leads, for itself."""
+    """True if a controller is a member in the leader's state; while none leads, in its own."""
     members = (one if leading is None else leading).members
     return (one.own_address or one.address) in members.values()
 
 
 def state_of(address: str, tree: Mapping[str, Any]) -> ControllerState:
-    """A controller's answer as a value. Raises RemoteProtocolError for one that is none."""
+    """A controller's answer as a value. Raises RemoteProtocolError for any other answer."""
     try:
         return ControllerState(
             address,
@@ -458,7 +460,7 @@ def _set(row: Mapping[str, Any]) -> ControlledSet:
 
 
 def _unfit(new: ControllerState) -> str:
-    """Why a controller cannot be added, by its own state; empty when it can."""
+    """The reason why a controller cannot be added, by its own state; empty when it can."""
     if new.error:
         return f"{new.address} does not answer: {new.error}"
     if new.own_address != new.address:
@@ -468,7 +470,7 @@ def _unfit(new: ControllerState) -> str:
 
 
 def _misplaced(new: ControllerState, leading: ControllerState) -> str:
-    """Why a controller cannot be added to the leader's controllers; empty when it can."""
+    """The reason why a controller cannot be added to the leader's controllers; empty when it can."""
     address = new.address
     if address not in leading.members and new.committed and new.leader != leading.own_address:
         others = ", ".join(new.members) or "none"

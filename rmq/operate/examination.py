@@ -1,6 +1,5 @@
-"""Examination of a cluster: the facts that `diagnosis` judges, from name servers, brokers, groups and
-accounts.
-"""
+"""Examination of a cluster: collects the facts that `diagnosis` judges, from name servers, brokers, groups
+and accounts."""
 
 from __future__ import annotations
 
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
 Connect = Callable[[str], AbstractAsyncContextManager["Client"]]
 """A client of these name servers, several joined by ``;``."""
 Step = Callable[[int], object]
-"""Called with the number of parts that are done since the last call."""
+"""Called with the number of parts done since the last call."""
 
 PARTS: Final = 5
 """Parts of an examination: name servers, brokers, topics, groups, controllers."""
@@ -54,13 +53,13 @@ async def examine(
     now_ms: Callable[[], int] = wall_clock_ms,
     step: Step = _skip,
 ) -> Facts:
-    """Look at everything; a server or member that does not answer is a fact, not an error.
+    """Collect all facts; a server or member that does not answer is a fact, not an error.
 
-    `lag_limit` are the messages left that count as wrong; `step` is called as `PARTS` get done. Each member
-    of a group with several is asked for its subscriptions. The controllers that are asked are the given ones,
+    `lag_limit` is the backlog from which a group counts as wrong; `step` is called as `PARTS` get done. In a
+    group with several members each member is asked for its subscriptions. Controllers are the given ones,
     name servers that are controllers, and those in the settings of brokers. `expected` is an exported cluster
-    to compare with. Raises NoPermission: an account that is no administrator would be told of faults that are
-    none.
+    to compare with. Raises NoPermission: an account that is no administrator would get findings without a
+    fault.
     """
     reports = {address: await _name_server(connect, address) for address in name_servers}
     answers: dict[str, list[str] | str] = {
@@ -93,11 +92,11 @@ async def examine(
 
 
 def facts_of(seen: Overview, lags: dict[str, int], *, asked_at: int, lag_limit: int = 10_000) -> Facts:
-    """The facts that an overview has already, with the messages left by group: no further request is sent.
+    """The facts in an overview, with the backlog of each group: no further request is sent.
 
-    Settings, members, dead letters and topics are not looked at. A group with no more than `lag_limit`
-    messages left is no finding, since its members are not known. A broker that refuses the account is left
-    out: nothing is known of it, and nothing is wrong with it.
+    Settings, members, dead letters and topics are not included. A group with a backlog up to `lag_limit` is
+    no finding, since its members are not known. A broker that refuses the account is left out: its state is
+    not known.
     """
     brokers = [
         BrokerFacts(
@@ -119,12 +118,12 @@ def facts_of(seen: Overview, lags: dict[str, int], *, asked_at: int, lag_limit: 
 
 
 async def _name_server(connect: Connect, address: str) -> ClusterReport | str:
-    """The brokers that a name server knows, or why it did not answer. Raises NoPermission."""
+    """The brokers that a name server knows, or the reason for a missing answer. Raises NoPermission."""
     try:
         async with connect(address) as client:
             return await client.admin.cluster_report()
     except NoPermission:
-        raise  # nothing is wrong there
+        raise  # no fault there
     except Unreachable as error:  # by the only address that was asked
         return f"does not answer: {'; '.join(map(str, error.causes.values()))}"
     except RmqError as error:
@@ -191,8 +190,8 @@ async def _cluster(
 
 
 async def _controllers(admin: Admin, facts: Facts, given: Sequence[str]) -> Sequence[ControllerState]:
-    """The states of the controllers that are known here. Name servers that are no controllers are left out,
-    unless a controller counts them as members."""
+    """The states of the known controllers. Name servers that are not controllers are left out, unless a
+    controller counts them as members."""
     settings = [one.config.get("controllerAddr", "") for one in facts.brokers]
     named = list(dict.fromkeys([*given, *(one for text in settings for one in text.split(";") if one)]))
     servers = [address for address in facts.name_servers if address not in named]
@@ -218,14 +217,14 @@ async def _broker(admin: Admin, place: BrokerFacts, now_ms: Callable[[], int]) -
         config = await admin.broker_config(place.address)
         vip_error = await _vip_error(admin, place.address, config)
     except NoPermission:
-        raise  # an account that is no administrator cannot look, and would be told of faults that are none
+        raise  # an account that is no administrator would get findings without a fault
     except RmqError as error:
         return evolve(place, error=str(error))
     return evolve(place, vip_error=vip_error, runtime=runtime, config=config, asked_at=asked_at)
 
 
 async def _account_differences(admin: Admin) -> list[str]:
-    """Where the servers that answer have other accounts than others."""
+    """Differences between the accounts of the servers that answer."""
     found = {}
     for address in await admin.acl_servers():
         with contextlib.suppress(RmqError):  # a server that is away has a finding of its own
@@ -234,10 +233,10 @@ async def _account_differences(admin: Admin) -> list[str]:
 
 
 async def _vip_error(admin: Admin, address: str, config: Mapping[str, str]) -> str:
-    """The error of the broker's second port, which some Java clients prefer; empty when it can be used."""
+    """The error of the broker's second port, which some Java clients prefer; empty when the port works."""
     host, _, port = address.rpartition(":")
     if config.get("vipChannelEnabled") != "true" or config.get("listenPort") != port:
-        return ""  # a port that the system chose has none beside it
+        return ""  # a port that the system chose has no second port beside it
     try:
         await admin.broker_runtime(f"{host}:{int(port) - VIP_PORT_DISTANCE}")
     except RmqError as error:
@@ -246,7 +245,8 @@ async def _vip_error(admin: Admin, address: str, config: Mapping[str, str]) -> s
 
 
 async def _group(admin: Admin, name: str, masters: Sequence[str]) -> GroupFacts:
-    """A group's lag, dead letters, members and their subscriptions; `error` says what stopped the look."""
+    """A group's lag, dead letters, members and their subscriptions; `error` is the reason when a part is
+    missing."""
     dead = lag = 0
     ids: list[str] = []
     subscriptions: dict[str, dict[str, str]] = {}
@@ -283,7 +283,7 @@ async def dead_letter_count(admin: Admin, group: str) -> int:
 
 
 async def _subscriptions_of(admin: Admin, group: str, client_id: str) -> dict[str, str]:
-    """The subscriptions of a member by its own word; none when it does not answer."""
+    """The subscriptions of a member, by its own report; none when it does not answer."""
     try:
         info = await admin.consumer_running_info(group, client_id)
     except RmqError:

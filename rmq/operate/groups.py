@@ -21,9 +21,7 @@ if TYPE_CHECKING:
     from rmq.protocol.bodies import QueueTimeSpan, SubscriptionGroupConfig
 
 PROGRESS_SECONDS: Final = 10.0
-"""What a broker may take to tell the progress of all groups: of 10,000 queues it is some 100 ms of
-its work.
-"""
+"""Time-out for the progress of all groups of a broker: with 10,000 queues it takes the broker some 100 ms."""
 EARLIEST: Final = 0
 TO_THE_END: Final = -1
 """Times of a reset: the beginning and the end of every queue."""
@@ -51,7 +49,7 @@ class Group:
 
     @property
     def retry_max(self) -> int:
-        """Retries of a message, as the last broker has it."""
+        """Retries of a message, by the last broker's settings."""
         return next((one.retry_max_times for one in reversed(list(self.configs.values()))), 0)
 
 
@@ -73,13 +71,13 @@ class QueueLag:
 
     @property
     def lag(self) -> int:
-        """Messages that are left."""
+        """Unconsumed messages of the queue."""
         return max(0, self.broker_offset - self.consumer_offset)
 
 
 @frozen
 class Progress:
-    """Progress of a group in all its queues, the retry topic's too."""
+    """Progress of a group in all its queues, retry topic included."""
 
     group: str
     queues: tuple[QueueLag, ...]
@@ -87,12 +85,12 @@ class Progress:
 
     @property
     def lag(self) -> int:
-        """Messages that are left in all queues."""
+        """Unconsumed messages in all queues."""
         return sum(one.lag for one in self.queues)
 
     @property
     def topics(self) -> dict[str, int]:
-        """Topic -> messages left."""
+        """Topic -> unconsumed messages."""
         found: dict[str, int] = {}
         for one in self.queues:
             found[one.message_queue.topic] = found.get(one.message_queue.topic, 0) + one.lag
@@ -101,10 +99,10 @@ class Progress:
 
 @frozen
 class StalledQueue:
-    """A queue with unread messages that is not read on.
+    """A queue with unread messages and without progress.
 
-    `message` is its oldest unread message; `waits_ms` for how long that has been stored. Both are None when
-    it could not be read.
+    `message` is its oldest unread message; `waits_ms` is the time since its storage. Both are None when it
+    could not be read.
     """
 
     queue: QueueLag
@@ -124,7 +122,7 @@ class ResetStep:
 
     @property
     def again(self) -> int:
-        """Messages that are consumed again, as far as the queue still has them."""
+        """Messages that are consumed again, if the queue still has them."""
         return max(0, min(self.before, self.max_offset) - max(self.after, self.min_offset))
 
     @property
@@ -136,7 +134,7 @@ class ResetStep:
 @frozen
 class ResetPreview:
     """Result of a reset, before it is made. `timestamp` is the target time; 0 the beginning, -1 the end.
-    `members` are the client ids of connected members: the broker informs them, and they go on at the new
+    `members` are the client ids of connected members: the broker informs them, and they continue at the new
     offset at once."""
 
     group: str
@@ -221,7 +219,8 @@ async def progress(admin: Admin, group: str, topic: str = "") -> Progress:
 
 
 async def progress_with_owners(admin: Admin, group: str, topic: str = "") -> Progress:
-    """Read the same with the member that has each queue, as members say; one request to each member.
+    """Read the progress as `progress` does, with the member of each queue, by the members' reports; one
+    request to each member.
 
     A member that does not answer leaves its queues without an owner. Raises as `progress`.
     """
@@ -244,9 +243,8 @@ async def progress_with_owners(admin: Admin, group: str, topic: str = "") -> Pro
 
 
 async def consume_times(admin: Admin, group: str, topic: str) -> list[QueueTimeSpan]:
-    """Read when the first, the last and the last consumed message of each queue were stored. Raises
-    NoRoute.
-    """
+    """Read the store times of the first, the last and the last consumed message of each queue. Raises
+    NoRoute."""
     return sorted(
         await admin.consume_time_span(group, topic),
         key=lambda span: span.message_queue or MessageQueue("", "", 0),
@@ -276,7 +274,7 @@ async def _at(pulls: PullConsumer, queue: MessageQueue, offset: int) -> StoredMe
     """The first message of a queue from an offset on, if it can be read."""
     try:
         found = await pulls.pull(queue, offset, max_messages=1)
-        if not found.messages and found.min_offset > offset:  # what was next is gone by retention
+        if not found.messages and found.min_offset > offset:  # retention has removed the next message
             found = await pulls.pull(queue, found.min_offset, max_messages=1)
     except RmqError:
         return None
@@ -284,7 +282,7 @@ async def _at(pulls: PullConsumer, queue: MessageQueue, offset: int) -> StoredMe
 
 
 async def exists(admin: Admin, group: str, *, broker: str = "") -> bool:
-    """Whether any broker knows the group; if `broker` is an address, whether this one does. Raises
+    """True if any broker knows the group; if `broker` is an address, if this broker does. Raises
     InvalidName."""
     if is_address(broker):
         return validate_group(group) in await admin.group_configs(broker)
@@ -292,7 +290,7 @@ async def exists(admin: Admin, group: str, *, broker: str = "") -> bool:
 
 
 async def why_unknown(admin: Admin, group: str) -> str:
-    """Explain why nothing is known of a group, with the remedy; empty when a broker knows the group. Raises
+    """The reason why no broker knows a group, with the remedy; empty when a broker knows it. Raises
     InvalidName."""
     if await exists(admin, group):
         return ""
@@ -305,7 +303,7 @@ async def why_unknown(admin: Admin, group: str) -> str:
 
 
 async def left_behind(admin: Admin, group: str) -> int:
-    """Count the messages in the retry topic of a group, which go when the group is deleted."""
+    """Count the messages in the retry topic of a group, which are deleted with the group."""
     return await messages_kept(admin, retry_topic(group))
 
 
@@ -313,7 +311,7 @@ async def left_behind(admin: Admin, group: str) -> int:
 
 
 async def preview_reset(client: Client, group: str, topic: str, timestamp: int) -> ResetPreview:
-    """Compare where a group is in a topic with where a reset to `timestamp` would set it; nothing is changed.
+    """Compare a group's offsets in a topic with the offsets after a reset to `timestamp`; nothing is changed.
 
     `timestamp` is in ms since 1970, `EARLIEST` or `TO_THE_END`. Brokers decide again when the reset is made.
     Raises NoRoute, InvalidName.
@@ -337,14 +335,13 @@ async def preview_reset(client: Client, group: str, topic: str, timestamp: int) 
 
 
 async def reset(admin: Admin, group: str, topic: str, timestamp: int) -> list[OffsetReset]:
-    """Set a group to a time in a topic (`EARLIEST`, `TO_THE_END` or ms since 1970). Connected members go on
-    there at once. Raises NoRoute.
-    """
+    """Set a group to a time in a topic (`EARLIEST`, `TO_THE_END` or ms since 1970). Connected members
+    continue there at once. Raises NoRoute."""
     return await admin.reset_offset(group, topic, timestamp)
 
 
 async def preview_offset(admin: Admin, group: str, offsets: Mapping[MessageQueue, int]) -> ResetPreview:
-    """Compare where a group is with given offsets of queues of one topic; nothing is changed.
+    """Compare a group's offsets with given offsets of queues of one topic; nothing is changed.
 
     Raises NoRoute, and ConfigError for queues of several topics or an offset outside its queue.
     """
@@ -405,7 +402,7 @@ async def _offsets(admin: Admin, group: str, topic: str) -> dict[MessageQueue, i
 
 
 async def member_ids(admin: Admin, group: str) -> tuple[str, ...]:
-    """Client ids of the connected members; none when nobody is connected."""
+    """Client ids of the connected members; none without a connected member."""
     try:
         return tuple(one.client_id for one in (await admin.consumer_connection(group)).connection_set)
     except ConsumerNotOnline:

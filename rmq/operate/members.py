@@ -22,20 +22,20 @@ if TYPE_CHECKING:
     from rmq.protocol.bodies import Connection, ConsumerConnection, ConsumerRunningInfo
 
 STUCK_MS: Final = 60_000
-"""A queue with messages from which nothing was consumed for longer is reported."""
+"""Milliseconds without consumption after which a queue with messages is reported."""
 MEMBERS_AT_ONCE: Final = 32
-"""Members that are asked side by side: most of the time is spent on members that do not answer."""
+"""Members that are asked in parallel: most of the time is spent on members that do not answer."""
 
 Answered = Callable[[int, int], None]
-"""Takes the number of members that have answered or were given up, and the number of all."""
+"""Called with the number of members that have answered or were given up, and the number of all."""
 
 
 @frozen
 class Member:
     """A connected member of a consumer group.
 
-    `version` is RocketMQ's name of the version. `info` is the member's own word of its settings, queues and
-    rates; None when it did not answer (`error` says why) or was not asked.
+    `version` is RocketMQ's name of the version. `info` is the member's own report of its settings, queues and
+    rates; None when it did not answer (`error` is the reason) or was not asked.
     """
 
     client_id: str
@@ -49,7 +49,7 @@ class Member:
 
     @property
     def queues(self) -> tuple[MessageQueue, ...] | None:
-        """The queues that it has, sorted."""
+        """Its queues, sorted."""
         return None if self.info is None else tuple(sorted(self.info.mq_table))
 
     @property
@@ -62,7 +62,7 @@ class Member:
 
     @property
     def stack(self) -> str | None:
-        """The stacks of its threads or tasks, when they were asked for."""
+        """The stacks of its threads or tasks, if requested."""
         return None if self.info is None else self.info.jstack
 
 
@@ -77,7 +77,8 @@ class Conflict:
 
 @frozen
 class ClientConnection:
-    """A client of a broker. `seen_ms` is when its last heartbeat came; 0 where the broker does not tell."""
+    """A client of a broker. `seen_ms` is the time of its last heartbeat; 0 where the broker does not report
+    it."""
 
     kind: Literal["producer", "consumer"]
     group: str
@@ -101,7 +102,8 @@ async def members(
     stacks.
 
     A member that does not answer has an `error`: after `within` seconds, at the latest after 15 s for each
-    broker of the group. `answered` is called after each member. Raises ConsumerNotOnline when there are none.
+    broker of the group. `answered` is called after each member. Raises ConsumerNotOnline without a connected
+    member.
     """
     found = await admin.consumer_connection(group)
     total, done = len(found.connection_set), 0
@@ -150,7 +152,7 @@ def _member(
 
 
 def conflicts(found: Iterable[Member]) -> list[Conflict]:
-    """Compare what members that answered subscribe to; retry topics do not count."""
+    """Compare the subscriptions of members that answered; retry topics do not count."""
     answered = {one.client_id: one.subscriptions for one in found if one.subscriptions is not None}
     topics = sorted({topic for subscribed in answered.values() for topic in subscribed})
     differing = []
@@ -166,7 +168,7 @@ def conflicts(found: Iterable[Member]) -> list[Conflict]:
 
 
 def same_subscriptions(infos: Iterable[ConsumerRunningInfo]) -> bool:
-    """Whether all members subscribe to the same topics by the same expressions; retry topics do not count."""
+    """True if all members subscribe to the same topics by the same expressions; retry topics do not count."""
     subscribed = {
         frozenset(
             (data.topic, data.sub_string, data.expression_type)
@@ -180,9 +182,9 @@ def same_subscriptions(infos: Iterable[ConsumerRunningInfo]) -> bool:
 
 @frozen
 class StuckQueue:
-    """A queue that a push consumer has and does not read on: `reason` is ``lock``, ``unlock`` or ``consume``.
+    """A queue of a push consumer without progress: `reason` is ``lock``, ``unlock`` or ``consume``.
 
-    `still_ms` is for how long, or how often an unlock failed (`times`).
+    `still_ms` is the time without progress; for ``unlock``, `times` is the number of failures.
     """
 
     message_queue: MessageQueue
@@ -258,7 +260,7 @@ async def connections(admin: Admin, broker: str) -> list[ClientConnection]:
 
 
 def by_version(found: Iterable[ClientConnection]) -> dict[tuple[str, str], int]:
-    """Count clients by language and version; a client that is in several groups counts once."""
+    """Count clients by language and version; a client in several groups counts once."""
     clients = {(one.client_id, one.language, one.version) for one in found}
     counts = Counter((language, version) for _, language, version in clients)
     return dict(sorted(counts.items()))

@@ -1,4 +1,5 @@
-"""Name servers: their settings, the brokers that each knows, key-value configs, and where they differ."""
+"""Name servers: their settings, the brokers that each knows, key-value configs, and differences between
+servers."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 @frozen
 class NameServer:
-    """A name server. `brokers` are the known names; `error` says why the server did not answer. `settings`
+    """A name server. `brokers` are the known names; `error` is the reason for a missing answer. `settings`
     are empty when the account may not read settings."""
 
     address: str
@@ -56,7 +57,7 @@ async def _settings(admin: Admin, address: str) -> Mapping[str, str] | None:
 
 
 def lacking(found: Sequence[NameServer]) -> dict[str, tuple[str, ...]]:
-    """Name servers that answered and lack brokers which others know: address -> the names."""
+    """Name servers that answered and lack brokers that others know: address -> the names."""
     known = {name for one in found for name in one.brokers}
     missing = {one.address: tuple(sorted(known - set(one.brokers))) for one in found if not one.error}
     return {address: names for address, names in missing.items() if names}

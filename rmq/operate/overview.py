@@ -22,13 +22,13 @@ Role = Literal["master", "slave"]
 
 @frozen
 class Broker:
-    """A broker as the name servers and it itself describe it.
+    """A broker, by the name servers' tables and its own report.
 
     `kind` is ``rmq`` with its version, or ``java``; `version` the version of RocketMQ that it speaks. `link`
-    is a slave's word of the link to its master, or how many slaves are linked to a master; `lag_bytes` the
+    is a slave's report on the link to its master, or a master's number of linked slaves; `lag_bytes` the
     bytes of the master's log that a slave lacks. Rates are messages a second of the last 10 s. Figures are
-    None when the broker did not answer (`error` says why, `is_refused` that the account may not ask) or does
-    not tell them. `runtime` has all metrics under RocketMQ's names.
+    None when the broker did not answer (`error` is the reason, `is_refused` is true if the account may not
+    ask) or does not report them. `runtime` has all metrics under RocketMQ's names.
     """
 
     cluster: str
@@ -61,9 +61,9 @@ class BrokerSet:
     """A master with its slaves: the brokers of a name.
 
     `epoch`, `replicas`, `in_sync` and `refuses` are only known for a set with controllers: the epoch of its
-    master, the numbers of its replicas, of those in sync, and why the master takes no messages (empty when it
-    does). `controller_silent_s` is the number of seconds since its master had an answer of the leading
-    controller; the lease of the master ends without answers.
+    master, the numbers of its replicas, the numbers of the replicas in sync, and the reason why the master
+    takes no messages (empty when it does). `controller_silent_s` is the number of seconds since its master
+    had an answer of the leading controller; the lease of the master ends without answers.
     """
 
     cluster: str
@@ -84,7 +84,8 @@ class BrokerSet:
 @frozen
 class Overview:
     """All brokers of one cluster or of all, by cluster, name and id. `missing` are brokers that left without
-    a drain, `refused` those whose registration was refused lately; our name servers say so."""
+    a drain, `refused` are brokers whose registration was refused lately; only rmq's name servers report
+    them."""
 
     brokers: tuple[Broker, ...]
     name_servers: tuple[str, ...] = ()
@@ -116,7 +117,7 @@ class Overview:
 
 
 async def overview(admin: Admin, cluster: str = "") -> Overview:
-    """Look at all brokers, or those of one cluster (none for a name that is not known).
+    """Query all brokers, or those of one cluster (none for an unknown name).
 
     A broker that does not answer has an `error` in its row. Raises Unreachable and the ResponseError of a
     name server.
@@ -167,7 +168,7 @@ def _described(broker: Broker, metrics: Mapping[str, str]) -> Broker:
 
 
 def _with_lags(brokers: list[Broker]) -> tuple[Broker, ...]:
-    """Compare where master and slaves say that their logs end."""
+    """Compute the lag of slaves from the log ends that master and slaves report."""
     ends = {one.name: one.log_end for one in brokers if one.role == "master"}
 
     def lag(one: Broker) -> int | None:

@@ -1,6 +1,5 @@
-"""Placement of topics: moved from one broker to another without losing a message, and moves that make brokers
-even.
-"""
+"""Placement of topics: moves from one broker to another without losing a message, and proposals that make
+brokers even."""
 
 from __future__ import annotations
 
@@ -26,13 +25,13 @@ Report = Callable[[str], object]
 Step = Callable[[int], object]
 
 SCAN_SECONDS: Final = 1.0
-"""Between two looks at what is left at a broker."""
+"""Seconds between two looks at the backlog of a broker."""
 STILL_SECONDS: Final = 31.0
-"""For so long no message must have come: producers ask for routes every 30 s."""
+"""Seconds without a new message after which producers count as gone: they ask for routes every 30 s."""
 READ_ONLY: Final = {"brokerPermission": "4"}
 READ_WRITE: Final = {"brokerPermission": "6"}
 EVEN: Final = 1.1
-"""Brokers are even when the fullest has at most so many times the average's messages."""
+"""Ratio to the average number of messages up to which the fullest broker counts as even."""
 
 
 class NoSuchBroker(ConfigError):
@@ -47,7 +46,7 @@ class NoSuchBroker(ConfigError):
 
 
 class NotMoved(RmqError):
-    """A topic cannot be moved so, or was not moved in time."""
+    """The error for a topic that cannot be moved in this way, or was not moved in time."""
 
     hint = "see the text on the topic, and repeat the move"
 
@@ -56,12 +55,12 @@ def _skip(count: object) -> None:
     return
 
 
-# --- waiting until nobody needs what a broker has ---
+# --- waiting until a broker's messages are consumed ---
 
 
 async def emptied(admin: Admin, broker: str, topic: str, seconds: float, report: Report = _skip) -> str:
     """Wait until no message has come to `broker` for `STILL_SECONDS`, and every group has consumed its
-    backlog; of a topic, or of all when it is "". Return the rest after `seconds`, in words; empty when
+    backlog; of a topic, or of all topics when it is "". Return the rest after `seconds`, in words; empty when
     nothing is left. `report` gets a line when the obstacles have changed. Raises as `client.admin`."""
     began = anyio.current_time()
     before, since = -1, began
@@ -116,8 +115,8 @@ async def drain(admin: Admin, brokers: Sequence[str], seconds: float, report: Re
     """Stop sends to brokers, and wait until their groups have consumed everything; return the rest after
     `seconds`, in words, empty when nothing is left. `seconds` 0 does not wait.
 
-    All brokers are changed before the wait begins, so that no broker gets the messages that another refuses.
-    `undrain` reverts this.
+    All brokers are changed before the wait begins, so that no broker gets the messages that another one
+    refuses. `undrain` reverts this.
     """
     for broker in brokers:
         await admin.update_broker_config(READ_ONLY, broker=broker)
@@ -153,11 +152,10 @@ async def moved(
     report: Report = _skip,
 ) -> str:
     """Move a topic; return the result, in words. `seconds` 0 does not wait. May be called again after any
-    part of the move. Raises NotMoved when the topic cannot be moved, or not in time, and as
-    `client.admin`.
+    part of the move. Raises NotMoved when the topic cannot be moved, or not in time, and as `client.admin`.
 
-    Of an ordered topic (and with `in_order` of any) no message at `goal` is delivered before all groups have
-    consumed what `source` has: the topic may only be written at `goal` until then.
+    For an ordered topic (and with `in_order` for any) no message at `goal` is delivered before all groups
+    have consumed the messages of `source`: until that time the topic can be written but not read at `goal`.
     """
     configs = await admin.topic_config(topic)
     if source not in configs:
@@ -206,12 +204,12 @@ async def moved(
 
 
 def is_ordered(config: TopicConfig) -> bool:
-    """Whether a topic's settings say that its messages are consumed in order."""
+    """True if a topic's settings require that its messages are consumed in order."""
     return config.order or (config.attributes or {}).get("message.type") == "FIFO"
 
 
 async def _open(admin: Admin, topic: str, goal: str) -> None:
-    """Let the messages of an ordered topic be read, from the first that came to the new broker."""
+    """Open an ordered topic for reads, from the first message at the new broker."""
     config = (await admin.topic_config(topic))[goal]
     if config.perm & PERM_READ:
         return
@@ -242,7 +240,7 @@ async def _move_order(admin: Admin, topic: str, source: str, entry: str) -> None
 
 @frozen
 class Move:
-    """A topic that would better be elsewhere. `messages` that `source` keeps of it."""
+    """A proposed move of a topic. `messages` is the number that `source` keeps of it."""
 
     topic: str
     source: str
@@ -251,10 +249,11 @@ class Move:
 
 
 def planned(counts: Mapping[str, Mapping[str, int]]) -> list[Move]:
-    """Few moves that make brokers even. `counts`: by broker and topic, the messages that are kept.
+    """Few moves that make brokers even. `counts`: by broker and topic, the number of kept messages.
 
-    Each takes the topic that is nearest to half of what the fuller broker has more than the emptiest, and
-    that the emptiest does not have, until they are even or no move helps."""
+    Each move takes the topic nearest to half of the difference between the fuller and the emptiest broker, if
+    the emptiest does not have the topic, until the brokers are even or no move helps.
+    """
     held = {broker: dict(topics) for broker, topics in counts.items()}
     moves: list[Move] = []
     while (one := _next_move(held)) is not None:

@@ -11,13 +11,14 @@ K = TypeVar("K")
 T = TypeVar("T")
 
 AT_ONCE: Final = 16
-"""Requests in flight of one page: they hide the round trips, and leave the brokers' line free for others."""
+"""Requests in flight of one page: they hide the round trips, and leave the brokers' capacity free for
+others."""
 
 
 async def ask_each(keys: Iterable[K], ask: Callable[[K], Awaitable[T]], at_once: int = AT_ONCE) -> dict[K, T]:
     """Call `ask` with each key, at most `at_once` at a time; return key -> result in the order of the keys.
 
-    The first error cancels the other calls and is raised as it is. Cancelled: the calls are cancelled too.
+    The first error cancels the other calls and is raised unchanged. Cancelled: the calls are cancelled too.
     """
     unique = list(dict.fromkeys(keys))
     found: dict[K, T] = {}

@@ -43,21 +43,21 @@ BROKER: Final = "broker"
 NAME_SERVER: Final = "name server"
 MODULES: Final = {BROKER: "rmq.broker", NAME_SERVER: "rmq.namesrv"}
 NAMESRV_FOLDER: Final = "namesrv"
-"""In the folder of the stores: what the name server keeps."""
+"""In the folder of the stores: the name server's files."""
 SHARED: Final = frozenset(
     ("profile", "clusterSecretFile", "aclEnable", "aclFile", "aclAuditFile", "metricsTokenFile", "logLevel")
 )
-"""Settings of the brokers that are the name server's too, beside those of TLS."""
+"""Settings of the brokers that the name server shares, beside those of TLS."""
 START_SECONDS: Final = 10.0
-"""For so long the brokers wait for the name server, so that they need not come again to register."""
+"""Seconds that the brokers wait for the name server, so that their first registration succeeds."""
 PORTS: Final = 10
-"""From one broker's listenPort to the next one's: VIP is 2 below it, HA 1 above."""
+"""Distance from one broker's listenPort to the next one's: VIP is 2 below it, HA 1 above."""
 PAUSE_SECONDS: Final = (1.0, 30.0)
 """First and longest pause before a broker that died is started again."""
 LASTING_SECONDS: Final = 60.0
-"""A broker that lived so long did not die of its start."""
+"""Lifetime in seconds after which a broker's death is not one of its start."""
 PAGE_SECONDS: Final = 8.0
-"""For so long a broker may make its metrics."""
+"""Seconds that a broker has to make its metrics."""
 LINE_BYTES: Final = 1 << 16
 
 _HEALTH: Final = re.compile(r"  health +http://(\S+)/ready")
@@ -176,7 +176,8 @@ def joined_metrics(pages: Mapping[str, str]) -> str:
 
 
 def relay(name: str, line: str) -> None:
-    """Write a line of a broker's log, which is an object, to our own log; other lines as they are."""
+    """Write a line of a broker's log, which is an object, to the log of the service; other lines
+    unchanged."""
     try:
         fields = json.loads(line)
         kind, level = str(fields["logger"]), logging.getLevelName(fields["level"])
@@ -194,26 +195,26 @@ def relay(name: str, line: str) -> None:
 
 @define
 class Fleet:
-    """The processes, kept running until all are to end, a name server after the brokers."""
+    """The processes, kept running until all must end, a name server after the brokers."""
 
     health: Health
     folder: pathlib.Path
-    """The folder of the sockets by which processes tell their health, in the form of sd_notify(3)."""
+    """The folder of the sockets over which processes report their health, in the form of sd_notify(3)."""
     stop: trio.Event
-    """Ends all."""
+    """Set to end all processes."""
     spread: TopicFanout
     """Creates a topic at all brokers that a send has created at any of the brokers."""
     print_line: PrintLine
     """Takes the lines that the processes print."""
     processes: dict[str, trio.Process] = field(factory=dict)
     pages: dict[str, str] = field(factory=dict)
-    """Their addresses for metrics."""
+    """The processes' addresses for metrics."""
     status: int = 0
-    """What to end with."""
+    """The exit status of the end."""
 
     async def keep(self, member: Member, stop: trio.Event) -> None:
         """Keep a process running until `stop`, by a new start when the process dies. A process that was never
-        ready and cannot start for its settings or its port ends all."""
+        ready and cannot start because of its settings or its port ends all."""
         pause, was_ready = PAUSE_SECONDS[0], False
         while not stop.is_set():
             began = trio.current_time()
@@ -237,7 +238,7 @@ class Fleet:
             pause = min(2 * pause, PAUSE_SECONDS[1])
 
     async def ready(self, members: Sequence[Member]) -> None:
-        """Wait for the first start of these, for a while."""
+        """Wait for the first start of these processes, for a while."""
         with trio.move_on_after(START_SECONDS):
             while not self.stop.is_set() and any(member.name in self.health.lacking for member in members):
                 await trio.sleep(0.05)
@@ -270,7 +271,7 @@ class Fleet:
                     )
                 self.processes[member.name] = process
                 _pin(process.pid, member)
-                if stop.is_set():  # while it was being started
+                if stop.is_set():  # a stop came during the start of the process
                     process.terminate()
                 nursery.start_soon(self._listen, member, notify_socket)
                 async with trio.open_nursery() as reading:
@@ -282,13 +283,13 @@ class Fleet:
         return status
 
     def _forward_line(self, member: Member, line: str) -> None:
-        """A line of its banner."""
+        """Forward a line of a process's banner."""
         if found := _HEALTH.match(line):
             self.pages[member.name] = found[1]
         self.print_line(f"{member.name} | {line}")
 
     async def _listen(self, member: Member, notify_socket: trio.socket.SocketType) -> None:
-        """Take the notices of a process on its health."""
+        """Receive the reports of a process on its health."""
         while True:
             for line in (await notify_socket.recv(LINE_BYTES)).decode("utf-8", "replace").splitlines():
                 key, _, value = line.partition("=")
@@ -298,7 +299,7 @@ class Fleet:
                     self.health.lacks(member.name, value)
 
     def send_signal(self, number: signal.Signals) -> None:
-        """Pass a signal on to all that run."""
+        """Pass a signal on to all running processes."""
         for process in list(self.processes.values()):
             process.send_signal(number)
 
@@ -310,7 +311,7 @@ class Fleet:
                 process.terminate()
 
     async def page(self, asked: Asked) -> Answer:
-        """The metrics of all that run. Each checks the token that the caller brings."""
+        """The metrics of all running processes. Each process checks the token that the caller brings."""
         answers: dict[str, tuple[int, bytes]] = {}
 
         async def ask(name: str, address: str) -> None:
@@ -362,7 +363,7 @@ def _pin(pid: int, member: Member) -> None:
 
 
 async def _lines(stream: trio.abc.ReceiveStream | None, take: Callable[[str], None]) -> None:
-    """Hand each line to `take`, until the process closes its end."""
+    """Give each line to `take`, until the process closes its end."""
     assert stream is not None
     rest = b""
     async with stream:

@@ -27,7 +27,7 @@ class Topic:
     """A topic with its settings on each master that has it: `configs` by the broker's name.
 
     `read_queues` and `write_queues` are sums over the brokers; `perm` is ``rw``, ``r``, ``w`` or ``none``,
-    several joined by ``/`` where brokers differ.
+    several joined by ``/`` if brokers differ.
     """
 
     name: str
@@ -56,13 +56,13 @@ class Topic:
 
     @property
     def is_ordered(self) -> bool:
-        """Whether any broker has it as an ordered topic."""
+        """True if any broker has it as an ordered topic."""
         return any(config.order for config in self.configs.values())
 
 
 @frozen
 class QueueEnds:
-    """The ends of a queue. `last_message_ms` is when its last message was stored; 0 without one."""
+    """The ends of a queue. `last_message_ms` is the store time of its last message; 0 without one."""
 
     message_queue: MessageQueue
     min_offset: int
@@ -71,15 +71,14 @@ class QueueEnds:
 
     @property
     def messages(self) -> int:
-        """Messages that are kept, at most."""
+        """Messages in the queue, at most."""
         return max(0, self.max_offset - self.min_offset)
 
 
 @frozen
 class TopicRoute:
-    """The queues of a topic at one broker, as name servers tell clients. `addresses`: broker id ->
-    address.
-    """
+    """The queues of a topic at one broker, in the name servers' route for clients. `addresses`: broker id ->
+    address."""
 
     cluster: str
     broker: str
@@ -91,7 +90,8 @@ class TopicRoute:
 
 @frozen
 class TopicReader:
-    """A group that consumes a topic. `lag` is None when its progress is not known, and `error` says why."""
+    """A group that consumes a topic. `lag` is None when its progress is unknown, and `error` is the
+    reason."""
 
     group: str
     lag: int | None
@@ -115,7 +115,7 @@ class TopicChange:
 
     @property
     def is_empty(self) -> bool:
-        """Whether it changes nothing."""
+        """True if it changes nothing."""
         return dict(self.before) == dict(self.after)
 
     @property
@@ -125,7 +125,7 @@ class TopicChange:
 
 
 def kind_of(name: str, system: frozenset[str] | set[str] = frozenset()) -> Kind:
-    """The kind of a topic by its name; `system` are the topics that brokers made for themselves."""
+    """The kind of a topic by its name; `system` are topics that brokers create for themselves."""
     if name.startswith(RETRY_PREFIX):
         return "retry"
     if name.startswith(DLQ_PREFIX):
@@ -138,7 +138,7 @@ async def topics(
 ) -> list[Topic]:
     """List the topics of users, with `everything` also retry topics, dead letters and the system's; by name.
 
-    Two requests to each master. Raises ConfigError for a cluster or broker that is not known.
+    Two requests to each master. Raises ConfigError for an unknown cluster or broker.
     """
     found: dict[str, dict[str, TopicConfig]] = {}
     system: set[str] = set()
@@ -183,7 +183,7 @@ async def queues(admin: Admin, name: str) -> list[QueueEnds]:
 
 
 async def routes(admin: Admin, name: str) -> list[TopicRoute]:
-    """Read where clients are sent for a topic, by broker. Raises NoRoute."""
+    """Read the route of a topic, by broker. Raises NoRoute."""
     found = await admin.topic_route(name)
     brokers = {data.broker_name: data for data in found.broker_datas}
     return [
@@ -249,8 +249,8 @@ async def preview_change(
     """Compare a topic with the result of `changes`, fields of `TopicConfig`, and of other limits, see
     `with_retention`; nothing is changed.
 
-    Every master of the cluster, or the given broker, has the topic afterwards: a broker that lacks it gets
-    the settings of another. Raises NoRoute, TopicNotExist, ConfigError.
+    Every master of the cluster, or the given broker, has the topic afterwards: a broker without the topic
+    gets the settings of another broker. Raises NoRoute, TopicNotExist, ConfigError.
     """
     own = (await admin.topic_configs(broker)).get(name) if is_address(broker) else None
     configs = {broker: own} if own is not None else await admin.topic_config(name)
@@ -285,7 +285,7 @@ async def change(admin: Admin, planned: TopicChange, *, hide_unread: bool = Fals
     """Make a previewed change; return the addresses of the brokers.
 
     Raises ResponseError when the topic would hide unread messages, unless `hide_unread`. The first error ends
-    it; earlier brokers have changed, and a second call goes on.
+    the call; earlier brokers have changed, and a second call continues.
     """
     for address, config in planned.after.items():
         before = planned.before.get(address)
@@ -307,7 +307,7 @@ async def create(
 ) -> list[str] | None:
     """Create a topic; None, with nothing changed, when the topic exists. Return the brokers' addresses.
 
-    A broker that is given by its address is asked alone: no name server needs to answer. Raises InvalidName,
+    A broker given by its address gets the only request: no name server needs to answer. Raises InvalidName,
     ConfigError.
     """
     validate_topic(name)
@@ -319,7 +319,7 @@ async def create(
 
 
 def is_absent(error: RmqError) -> bool:
-    """Whether an error means that a topic does not exist: not that no name server answers, or that they
+    """True if an error means that a topic does not exist: not that no name server answers, or that they
     refuse the account."""
     if isinstance(error, NoRoute):
         return not error.refused and not isinstance(error, Unreachable)
@@ -327,7 +327,7 @@ def is_absent(error: RmqError) -> bool:
 
 
 async def messages_kept(admin: Admin, name: str) -> int:
-    """Count the messages that all queues of a topic keep; 0 for a topic that does not exist."""
+    """Count the messages in all queues of a topic; 0 for a topic that does not exist."""
     try:
         return sum(ends.messages for ends in await queues(admin, name))
     except (NoRoute, TopicNotExist) as error:

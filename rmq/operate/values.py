@@ -1,4 +1,4 @@
-"""Values as people write them: durations, times and permissions."""
+"""Values in the form in which users write them: durations, times and permissions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _WORDS: Final[dict[str, Literal["first", "last"]]] = {
 }
 
 Position = Literal["first", "last"] | int
-"""Where to begin in a queue: its oldest message, its end, or a time in ms since 1970."""
+"""A start in a queue: its oldest message, its end, or a time in ms since 1970."""
 
 
 def duration_ms(text: str) -> int:
@@ -59,7 +59,7 @@ def position(text: str, now_ms: int) -> Position:
 
 
 PERMS: Final = {"rw": PERM_READ | PERM_WRITE, "r": PERM_READ, "w": PERM_WRITE, "none": 0}
-"""What a topic allows, as people write it -> RocketMQ's number."""
+"""Permissions of a topic, as users write them -> RocketMQ's number."""
 
 
 def perm_text(perm: int) -> str:

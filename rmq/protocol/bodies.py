@@ -1,7 +1,7 @@
 """The JSON bodies of requests and answers, and the shapes of the files in `config/`.
 
-Each class has RocketMQ's name and its fields in snake_case; `Body` says how they are read and written. The
-forms are pinned by tests/golden/json_quirks.json. A field of a Java enum holds the name of its member.
+Each class has RocketMQ's name and its fields in snake_case; `Body` reads and writes them. The forms are
+pinned by tests/golden/json_quirks.json. A field of a Java enum holds the name of its member.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ LanguageCode = Annotated[str, codes.LanguageCode]
 CMResult = Annotated[str, codes.CMResult]
 
 MAX_INFLATED = 64 * 1024 * 1024
-"""A compressed registration that unpacks to more bytes is refused."""
+"""Bytes past which the inflated form of a compressed registration is refused."""
 
 
 # Routes and topics.
@@ -38,7 +38,7 @@ MAX_INFLATED = 64 * 1024 * 1024
 
 @frozen
 class DataVersion(Body):
-    """Version of a table: changes whenever the table does. `timestamp` in ms."""
+    """Version of a table: changes with each change of the table. `timestamp` in ms."""
 
     timestamp: Int64 = 0
     counter: Int64 = 0
@@ -70,7 +70,7 @@ class BrokerData(Body):
 
 @define
 class TopicRouteData(Body):
-    """Where a topic lives: the answer of GET_ROUTEINFO_BY_TOPIC."""
+    """The brokers and queues of a topic: the answer of GET_ROUTEINFO_BY_TOPIC."""
 
     queue_datas: list[QueueData] = field(factory=list)
     broker_datas: list[BrokerData] = field(factory=list)
@@ -89,8 +89,8 @@ class ClusterInfo(Body):
 @frozen
 class MissingBroker(Body):
     """A broker that left the name server without a drain, `left_ms` ago. `is_stopped`: it unregistered, as a
-    broker does that is stopped in order. `topics` are topics that took messages there, `topic_count` is their
-    number. Ours."""
+    broker does in a graceful shutdown. `topics` are topics that took messages at it, `topic_count` is their
+    number. An addition of rmq."""
 
     cluster: str = ""
     broker_name: str = ""
@@ -105,7 +105,7 @@ class MissingBroker(Body):
 
 @frozen
 class RefusedBroker(Body):
-    """A broker whose registration the name server refused `at_ms` ago. Ours."""
+    """A broker whose registration the name server refused `at_ms` ago. An addition of rmq."""
 
     cluster: str = ""
     broker_name: str = ""
@@ -117,9 +117,9 @@ class RefusedBroker(Body):
 
 @define
 class ClusterReport(ClusterInfo):
-    """All brokers, and those that are missing or refused: our name server's answer to a request with
-    `headers.WITH_MISSING`, and when its certificate ends, in ISO 8601. Of RocketMQ's name server all three
-    are empty."""
+    """All brokers, and the missing and refused brokers: the answer of rmq's name server to a request with
+    `headers.WITH_MISSING`, and the end of its certificate's validity, in ISO 8601. From RocketMQ's name
+    server all three are empty."""
 
     missing_brokers: list[MissingBroker] = field(factory=list)
     refused_brokers: list[RefusedBroker] = field(factory=list)
@@ -128,7 +128,7 @@ class ClusterReport(ClusterInfo):
 
 @frozen
 class TopicCreation(Body):
-    """The identity of a topic beyond its name, which tells the topic from an earlier topic of that name.
+    """The identity of a topic beyond its name: it differs from that of an earlier topic of the same name.
 
     `time_ms` is the time of its creation; no two topics of a master have the same. `log_offset` is the log's
     end at that time: each record of the topic lies at or behind this physical offset, each record of that
@@ -154,8 +154,9 @@ class TopicDeletion(Body):
 class TopicConfig(Body):
     """A topic of a broker. `perm` is a sum of `PERM_…`, `topic_sys_flag` of `TOPIC_…`.
 
-    `creation` is ours: RocketMQ ignores the field in topics.json and in the bodies that slaves and name
-    servers take, and a topic that it made has none. Equal are topics with the same settings, whenever made.
+    `creation` is an addition of rmq: RocketMQ ignores the field in topics.json and in the bodies for slaves
+    and name servers, and its topics have none. Topics with the same settings are equal, whatever their
+    creation.
     """
 
     topic_name: str = ""
@@ -167,15 +168,16 @@ class TopicConfig(Body):
     order: bool = False
     creation: TopicCreation | None = field(default=None, eq=False)
     attributes: dict[str, str] | None = field(default=None, kw_only=True)
-    """RocketMQ 5.x's, as `message.type`; 4.9 ignores them."""
+    """Attributes of RocketMQ 5.x, such as `message.type`; 4.9 ignores them."""
 
     @property
     def created_ms(self) -> int:
-        """The creation's time (ms since 1970), which tells topics of one name apart; 0 without a creation."""
+        """The creation's time (ms since 1970), which differs between topics of one name; 0 without a
+        creation."""
         return 0 if self.creation is None else self.creation.time_ms
 
     def is_made_after(self, other: TopicConfig) -> bool:
-        """Whether this is another topic of the same name, created after `other` was deleted.
+        """True if this is another topic of the same name, created after `other` was deleted.
 
         A topic gets its creation when it is made, and never later. So a topic with a creation differs from an
         earlier topic without; a topic without a creation, as RocketMQ's, may be any.
@@ -184,7 +186,7 @@ class TopicConfig(Body):
         return self.creation is not None and (before is None or self.creation.time_ms != before.time_ms)
 
     def to_text(self) -> str:
-        """The five words that a compressed registration carries of a topic."""
+        """The five words of a topic in a compressed registration."""
         return (
             f"{self.topic_name} {self.read_queue_nums} {self.write_queue_nums} {self.perm}"
             f" {self.topic_filter_type}"
@@ -203,8 +205,8 @@ class TopicConfig(Body):
 
 @define
 class TopicConfigSerializeWrapper(Body):
-    """All topics of a broker; also the form of config/topics.json. `deleted_topics` is ours: deleted topics
-    whose records may still be in the log. RocketMQ ignores the field."""
+    """All topics of a broker; also the form of config/topics.json. `deleted_topics` is an addition of rmq:
+    deleted topics whose records may still be in the log. RocketMQ ignores the field."""
 
     topic_config_table: dict[str, TopicConfig] = field(factory=dict)
     data_version: DataVersion = field(factory=DataVersion)
@@ -217,7 +219,7 @@ REGISTRATION_VALUES: Final = 1_000_000
 
 @define
 class RegisterBrokerBody(Body):
-    """What a broker tells a name server about itself."""
+    """A broker's report about itself to a name server."""
 
     topic_config_serialize_wrapper: TopicConfigSerializeWrapper = field(factory=TopicConfigSerializeWrapper)
     filter_server_list: list[str] = field(factory=list)
@@ -338,7 +340,7 @@ class CustomizedRetryPolicy(Body):
 
 @frozen
 class GroupRetryPolicy(Body):
-    """Retry policy of a group; `type` says which of the two holds."""
+    """Retry policy of a group; `type` names the one of the two that is used."""
 
     type: str = "CUSTOMIZED"
     exponential_retry_policy: ExponentialRetryPolicy | None = None
@@ -359,7 +361,7 @@ class SubscriptionGroupConfig(Body):
     which_broker_when_consume_slowly: Int64 = 1
     notify_consumer_ids_changed_enable: bool = True
     consume_message_orderly: bool | None = None
-    """This and the following are RocketMQ 5.x's, kept as they are given; 4.9 ignores them."""
+    """This and the following fields are RocketMQ 5.x's and kept as they come; 4.9 ignores them."""
     group_retry_policy: GroupRetryPolicy | None = None
     group_sys_flag: Int32 | None = None
     consume_timeout_minute: Int32 | None = None
@@ -376,7 +378,7 @@ class SubscriptionGroupWrapper(Body):
 
 @frozen
 class SubscriptionData(Body):
-    """What a consumer group wants of a topic. `code_set` are the hashes of `tags_set`."""
+    """A consumer group's filter for a topic. `code_set` are the hashes of `tags_set`."""
 
     topic: str = ""
     sub_string: str = ""
@@ -412,7 +414,7 @@ HEARTBEAT_VALUES: Final = 131_072
 
 @define
 class HeartbeatData(Body):
-    """What a client tells each broker about itself every 30 s."""
+    """A client's report about itself to each broker, every 30 s."""
 
     client_id: str = field(default="", metadata={"java": "clientID"})
     producer_data_set: list[ProducerData] = field(factory=list)
@@ -441,7 +443,7 @@ class Connection(Body):
 
 @define
 class ConsumerConnection(Body):
-    """The members of a consumer group and what they want."""
+    """The members of a consumer group and their subscriptions."""
 
     connection_set: list[Connection] = field(factory=list)
     subscription_table: dict[str, SubscriptionData] = field(factory=dict)
@@ -528,7 +530,7 @@ class TopicStatsTable(Body):
 
 @frozen
 class OffsetWrapper(Body):
-    """How far a group is in a queue."""
+    """The ends of a queue and a group's offset in it."""
 
     broker_offset: Int64 = 0
     consumer_offset: Int64 = 0
@@ -537,7 +539,7 @@ class OffsetWrapper(Body):
 
 @define
 class ConsumeStats(Body):
-    """How far a group is in all its queues."""
+    """A group's progress in all its queues."""
 
     offset_table: dict[MessageQueue, OffsetWrapper] = field(factory=dict)
     consume_tps: float = 0.0
@@ -554,15 +556,15 @@ class ConsumeStatsList(Body):
 
 @define
 class ResetOffsetBody(Body):
-    """The offsets that a group goes on from."""
+    """The new offsets of a group."""
 
     offset_table: dict[MessageQueue, Int64] = field(factory=dict)
 
 
 @define
 class LocalOffsetsBody(Body):
-    """The file of a broadcasting member: its offsets, as RocketMQ writes them. `topic_creations` is ours, and
-    RocketMQ ignores it: `topic@broker@queue` -> creation (ms) of the topic that the offset belongs to."""
+    """The file of a broadcasting member: its offsets, as RocketMQ writes them. `topic_creations` is an
+    addition of rmq, which RocketMQ ignores: `topic@broker@queue` -> creation (ms) of the offset's topic."""
 
     offset_table: dict[MessageQueue, Int64] = field(factory=dict)
     topic_creations: dict[str, Int64] | None = None
@@ -603,7 +605,7 @@ class QueryCorrectionOffsetBody(Body):
 
 @define
 class ConsumeQueueData(Body):
-    """One unit of a consume queue. `rmq_store_timestamp` (ms since 1970) is from our brokers only."""
+    """One unit of a consume queue. `rmq_store_timestamp` (ms since 1970) is from rmq's brokers only."""
 
     physic_offset: Int64 = 0
     physic_size: Int32 = 0
@@ -647,7 +649,7 @@ class BrokerStatsData(Body):
     stats_day: BrokerStatsItem = field(factory=BrokerStatsItem)
 
 
-# A running consumer, as it answers an administrator.
+# A running consumer, as it reports to an administrator.
 
 
 @define
@@ -684,7 +686,7 @@ class ConsumeStatus(Body):
 
 @define
 class ConsumerRunningInfo(Body):
-    """What a consumer says of itself when an administrator asks."""
+    """A consumer's report about itself to an administrator."""
 
     properties: dict[str, str] = field(factory=dict)
     subscription_set: list[SubscriptionData] = field(factory=list)
@@ -695,7 +697,7 @@ class ConsumerRunningInfo(Body):
 
 @define
 class ConsumeMessageDirectlyResult(Body):
-    """What became of a message that an administrator gave to a consumer."""
+    """Result of a message that an administrator gave to a consumer."""
 
     order: bool = False
     auto_commit: bool = True
@@ -704,7 +706,7 @@ class ConsumeMessageDirectlyResult(Body):
     spent_time_mills: Int64 = 0
 
 
-# Files of config/ that are no bodies.
+# Files of config/ that are not bodies of requests.
 
 
 @define

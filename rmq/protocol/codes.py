@@ -154,7 +154,7 @@ class ResponseCode(IntEnum):
 
 
 class LanguageCode(IntEnum):
-    """The language that a peer says it is written in."""
+    """The language in which a peer is written, by its own report."""
 
     JAVA = 0
     CPP = 1
@@ -180,21 +180,21 @@ class CompressionType(IntEnum):
 
 
 class ConsumeType(IntEnum):
-    """How a consumer group reads: by its own pulls or pushed by the client library."""
+    """How a consumer group gets messages: by its own pulls, or pushed by the client library."""
 
     CONSUME_ACTIVELY = 0
     CONSUME_PASSIVELY = 1
 
 
 class MessageModel(StrEnum):
-    """Whether the members of a consumer group share the messages or each get all."""
+    """How messages are shared: each member of a consumer group gets a part of them, or each gets all."""
 
     BROADCASTING = "BROADCASTING"
     CLUSTERING = "CLUSTERING"
 
 
 class ConsumeFromWhere(IntEnum):
-    """Where a consumer group without a stored offset begins."""
+    """The first offset of a consumer group without a stored offset."""
 
     CONSUME_FROM_LAST_OFFSET = 0
     CONSUME_FROM_LAST_OFFSET_AND_FROM_MIN_WHEN_BOOT_FIRST = 1
@@ -205,7 +205,8 @@ class ConsumeFromWhere(IntEnum):
 
 
 class TopicFilterType(IntEnum):
-    """How many tags a message of a topic may carry; its bit 1 of the message system flag."""
+    """The number of tags that a message of a topic may carry: one or many; bit 1 of the message system
+    flag."""
 
     SINGLE_TAG = 0
     MULTI_TAG = 1
@@ -223,7 +224,7 @@ class CMResult(IntEnum):
 
 
 class MQVersion(IntEnum):
-    """Ordinal of a RocketMQ release as it stands in a frame header."""
+    """Ordinal of a RocketMQ release in a frame header."""
 
     V4_0_0 = 213
     V4_0_1 = 215
@@ -325,7 +326,7 @@ class MQVersion(IntEnum):
     V4_9_7 = 407
 
 
-# What we say of ourselves in a frame header.
+# The identity of rmq in a frame header.
 VERSION: Final = 407
 
 LANGUAGE: Final = "PYTHON"
@@ -344,9 +345,9 @@ SYS_BORNHOST_V6: Final = 16
 SYS_STOREHOST_V6: Final = 32
 SYS_COMPRESSION_MASK: Final = 1792
 SYS_HOST_BITS: Final = SYS_BORNHOST_V6 | SYS_STOREHOST_V6
-"""They tell the lengths of a record's hosts, so whoever writes the record sets them."""
+"""Bits with the lengths of a record's hosts: the writer of the record sets them."""
 SYS_OF_SENDERS: Final = SYS_COMPRESSED | SYS_COMPRESSION_MASK | SYS_MULTI_TAGS
-"""What a sender may say of a message; hosts, the state of a transaction and batches are the broker's."""
+"""Bits that a sender may set; the broker sets hosts, the state of a transaction and batches."""
 
 # System flag of a pull request.
 PULL_COMMIT_OFFSET: Final = 1
@@ -359,10 +360,9 @@ TOPIC_UNIT_SUB: Final = 2
 
 # Permission of a topic.
 RETENTION_MS: Final = "retention.ms"
-"""Attribute of a topic: the age at which a message is given up, in ms."""
+"""Attribute of a topic: the age at which its messages are removed, in ms."""
 RETENTION_BYTES: Final = "retention.bytes"
-"""Attribute of a topic: bytes that its newest messages may have together on each broker; older ones are given
-up."""
+"""Attribute of a topic: total bytes of its newest messages on each broker; older messages are removed."""
 RETENTION_GROUP: Final = "CID_RMQ_SYS_RETENTION"
 """The broker's own group, whose offsets are the first messages that limits of topics leave."""
 PERM_READ: Final = 4
@@ -372,7 +372,7 @@ PERM_INHERIT: Final = 1
 # Broker id of the master.
 MASTER_ID: Final = 0
 
-# What RocketMQ 5.x added, and is served here: pulls of lite pull consumers, messages one by one (POP),
+# Codes of RocketMQ 5.x that rmq serves: pulls of lite pull consumers, messages one by one (POP),
 # settings of topics and groups, and the recall of a scheduled message.
 LITE_PULL_MESSAGE: Final = 361
 POP_MESSAGE: Final = 200_050
@@ -389,17 +389,17 @@ GET_ALL_MESSAGE_REQUEST_MODE: Final = 402
 """Codes of requests."""
 POLLING_FULL: Final = 209
 POLLING_TIMEOUT: Final = 210
-"""Answer codes: too many polls wait; the poll has found nothing."""
+"""Answer codes: too many polls wait; the poll has found no message."""
 RECALL_MESSAGE: Final = 370
 """The request's code."""
 ILLEGAL_OPERATION: Final = 604
-"""Answer code: the handle is no handle, or its time has passed."""
+"""Answer code: the text is no handle, or the handle's time has passed."""
 
-# Ours, in a request of RocketMQ's, which does not look at it.
+# An addition of rmq to a request of RocketMQ, which ignores it.
 HIDE_UNREAD: Final = "rmqHideUnread"
 """Header field of UPDATE_AND_CREATE_TOPIC; "true": cut queues even if they hold unread messages."""
 
-# Ours. RocketMQ has no request from 19,001 to 19,005.
+# Requests of rmq. RocketMQ has no request from 19,001 to 19,005.
 IDEMPOTENT_SEND: Final = 19_005
 """A batch send that names its producer and the number of its first message, to be stored once."""
 
@@ -407,11 +407,11 @@ IDEMPOTENT_SEND: Final = 19_005
 CONTROLLER_MESSAGE: Final = 19_001
 """A message of one controller to another."""
 CONTROLLER_ASK: Final = 19_002
-"""A broker registers, says that it lives, or says who is in sync."""
+"""A broker registers, sends its heartbeat, or changes the in-sync set."""
 CONTROLLER_STATUS: Final = 19_003
-"""What a controller knows."""
+"""A question for the controllers' state."""
 CONTROLLER_OPERATE: Final = 19_004
-"""An operator wants another master, removes a replica, adds or drops a controller."""
+"""An operator hands the master's role over, removes a replica, adds or removes a controller."""
 CONTROLLER_NOT_LEADER: Final = 2007
 """Answer code, RocketMQ 5.x's: another controller leads."""
 CONTROLLER_CODES: Final = (CONTROLLER_MESSAGE, CONTROLLER_ASK, CONTROLLER_STATUS, CONTROLLER_OPERATE)

@@ -46,7 +46,7 @@ _opaques = count(1)
 
 
 def next_opaque() -> int:
-    """A number for the next request of this process; 31 bits, then round again."""
+    """A number for the next request of this process; 31 bits, then from 0 again."""
     return next(_opaques) & 0x7FFF_FFFF
 
 
@@ -54,7 +54,7 @@ class Command:
     """A request or response.
 
     `ext` is the header's text map (`extFields`), `header` the typed header if the decoder has made it, else
-    None: `read` gives the typed form of either. `language` is RocketMQ's name of the language.
+    None: `read` returns the typed form of either. `language` is RocketMQ's name of the language.
     """
 
     __slots__ = (
@@ -99,7 +99,7 @@ class Command:
 
     @property
     def ext(self) -> Mapping[str, str]:
-        """The header's text map; read from the frame only when it is asked for.
+        """The header's text map; parsed from the frame only on first use.
 
         Raises RemoteProtocolError when a part that the typed header does not use cannot be read.
         """
@@ -108,16 +108,17 @@ class Command:
         return self._ext
 
     def _read_ext(self, raw: bytes) -> Mapping[str, str]:
-        """The text map of a header whose decoder made only the typed value; the subclass knows the form."""
+        """Parse the text map of a header whose decoder made only the typed value; the subclass knows the
+        form."""
         raise NotImplementedError
 
     def ext_as_sent(self) -> Mapping[str, str] | None:
-        """The text map with the bytes that came, where some are no UTF-8 (as surrogateescape reads them);
-        else None. Clients such as the C++ one sign the bytes."""
+        """The text map with the bytes as they came, if some are no UTF-8 (in the form of surrogateescape);
+        else None. Clients such as the C++ client sign the bytes."""
         return None
 
     def with_ext(self, ext: Mapping[str, str]) -> Command:
-        """The same command with another text map, and without the typed header, which would not fit it."""
+        """A copy with another text map, and without the typed header, which would not fit it."""
         return Command(
             self.code,
             self.opaque,
@@ -131,17 +132,17 @@ class Command:
         )
 
     def shrink(self) -> None:
-        """Drop text map and body, for a request that is kept waiting: only its typed header is read later."""
+        """Drop text map and body, for a request that waits: only its typed header is read later."""
         self._ext, self._raw, self.body = None, b"", b""
 
     @property
     def is_response(self) -> bool:
-        """Whether it answers a request."""
+        """True if the command is a response."""
         return self.flag & FLAG_RESPONSE != 0
 
     @property
     def is_oneway(self) -> bool:
-        """Whether it is a request that wants no answer."""
+        """True if the command is a request without a response."""
         return self.flag & FLAG_ONEWAY != 0
 
     @classmethod
@@ -200,17 +201,17 @@ def _fields(code: int, header: Any) -> Mapping[str, str] | None:
     return headers.encode(header)
 
 
-# --- how long a body may be ---
+# --- the longest body ---
 #
-# Reading one costs more than its bytes, above all in JSON. RocketMQ takes any body up to a frame of 16 MiB:
-# a heartbeat of 15 MB stopped everybody for 8 s and needed 1.2 GB here.
+# Reading a body costs more than its bytes, above all in JSON. RocketMQ takes any body up to a frame of
+# 16 MiB: a heartbeat of 15 MB stopped all other work for 8 s and needed 1.2 GB in rmq.
 
 KIB: Final = 1024
 OTHERS_BYTES: Final = 256 * KIB
 """The longest body of requests that `BODY_BYTES` does not name: 3,000 queues of a lock, 1,000 topics of a
 subscription."""
 SMALLEST_BODY_LIMIT: Final = 64 * KIB
-"""Every request may have a body up to this, so that its limit need not be looked up."""
+"""Size up to which every request may have a body, so that its limit need not be looked up."""
 
 BODY_BYTES: Final[Mapping[int, int]] = {
     RequestCode.HEART_BEAT: 512 * KIB,
@@ -219,7 +220,8 @@ BODY_BYTES: Final[Mapping[int, int]] = {
 }
 MESSAGES: Final = SEND_V2_CODES | {RequestCode.SEND_MESSAGE, RequestCode.SEND_REPLY_MESSAGE}
 _REMARK_ROOM: Final = 64 * KIB
-"""A message that is a little too long is read, so that its refusal can name the sizes of all its parts."""
+"""Bytes over the limit up to which a message is read, so that its refusal can name the sizes of all its
+parts."""
 
 
 def body_limit(code: int, message_bytes: int) -> int:

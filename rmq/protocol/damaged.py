@@ -1,8 +1,8 @@
-"""Requests whose frames cannot be read: the code and the opaque, as far as the bytes of the header tell.
+"""Requests whose frames cannot be read: their code and opaque, if the bytes of the header show them.
 
-A header may be too long, or no JSON. Its frame has a length nevertheless, so the stream can be read behind
-it, and mostly a number that the answer is known by: then that request fails alone, and its connection, which
-other senders share, goes on.
+A header may be too long, or no JSON. Its frame still has a length, so the stream can be read behind it, and
+mostly an opaque, by which its sender finds the response: then that request fails alone, and its connection,
+which other senders share, stays open.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _FLAG: Final = _member(b"flag")
 
 def request_of(kind: int, first: bytes, last: bytes = b"") -> Command | None:
     """The request of a header that cannot be read, without its fields; None for a response, and where the
-    bytes do not tell. `first` and `last` are the edges of the header; all of it may be in `first`."""
+    bytes do not show it. `first` and `last` are the edges of the header; all of it may be in `first`."""
     if kind == ROCKETMQ:
         if len(first) < _BINARY.size:
             return None
@@ -46,7 +46,7 @@ def request_of(kind: int, first: bytes, last: bytes = b"") -> Command | None:
 
 
 def _number(member: re.Pattern[bytes], *texts: bytes) -> int | None:
-    """The last one in the first of the texts that has any."""
+    """The last number in the first of the texts that has any."""
     for text in texts:
         if found := member.findall(text):
             return int(found[-1])
@@ -58,26 +58,26 @@ def _is_int32(number: int) -> bool:
 
 
 class LongHeader:
-    """The edges of a header that is too long to be kept, as its bytes come."""
+    """The edges of a header that is too long to be kept, collected as its bytes come."""
 
     __slots__ = ("_first", "_kind", "_last", "left", "remark")
 
     def __init__(self, kind: int, size: int, remark: str) -> None:
-        """`size` is the header's, in bytes; `remark` says why its request fails."""
+        """`size` is the header's, in bytes; `remark` is the reason why its request fails."""
         self._kind = kind
         self._first = self._last = b""
         self.left = size
         self.remark = remark
 
     def add(self, data: bytes) -> None:
-        """Take what `data`, the next bytes of the frame, has of the header."""
+        """Take the part of `data`, the next bytes of the frame, that belongs to the header."""
         part = data[: self.left]
         self.left -= len(part)
         self._first += part[: EDGE_BYTES - len(self._first)]
         self._last = (self._last + part[-EDGE_BYTES:])[-EDGE_BYTES:]
 
     def request(self) -> Command | None:
-        """The request, when all of the header was here; None as `request_of`."""
+        """The request, when the whole header has come; None as in `request_of`."""
         return request_of(self._kind, self._first, self._last)
 
 

@@ -18,14 +18,14 @@ from typing import Final
 from rmq.errors import ConfigError
 
 SEAM: Final = 12
-"""Both sides of the seam count it up when what they say to each other changes."""
+"""Version of the interface to the compiled engine: both sides count it up when the interface changes."""
 VARIABLE: Final = "RMQ_ENGINE"
 STALE: Final = "it was built from other sources, build it again"
 
 
 def choose(choice: str) -> ModuleType | None:
-    """The compiled engine, or None for the pure engine. Raises ConfigError when it is required and
-    missing."""
+    """The compiled engine, or None for the pure engine. Raises ConfigError when RMQ_ENGINE requires a missing
+    compiled engine."""
     if choice not in ("auto", "pure", "compiled"):
         raise ConfigError(VARIABLE, choice, "auto, pure or compiled", "the environment")
     if choice == "pure":
@@ -37,7 +37,7 @@ def choose(choice: str) -> ModuleType | None:
 
 
 def _found() -> tuple[ModuleType | None, str]:
-    """The compiled engine, or None and why."""
+    """The compiled engine, or None and the reason."""
     try:
         module = importlib.import_module("rmq.protocol._engine")
     except ImportError as error:
@@ -46,7 +46,7 @@ def _found() -> tuple[ModuleType | None, str]:
 
 
 def shown() -> str:
-    """The engine's name for a banner; a compiled engine that exists and cannot be used is named, too."""
+    """The engine's name for a banner, with the reason why an existing compiled engine cannot be used."""
     unasked = os.environ.get(VARIABLE, "auto") == "auto"
     return f"{NAME}, not the compiled one: {STALE}" if unasked and _found()[1] == STALE else NAME
 
@@ -65,5 +65,5 @@ def check() -> None:
 
 
 compiled, _problem = _chosen()
-"""The module of the compiled engine, or None; and why the choice cannot be had."""
+"""The module of the compiled engine, or None; and the reason why the chosen engine is not available."""
 NAME: Final = "pure" if compiled is None else "compiled"

@@ -65,7 +65,7 @@ def short_name(field: attrs.Attribute[Any]) -> str:
 
 
 def is_required(field: attrs.Attribute[Any]) -> bool:
-    """Whether a header without the field is refused."""
+    """True if a header without the field is refused."""
     return field.default is attrs.NOTHING or bool(field.metadata.get("required"))
 
 
@@ -95,7 +95,8 @@ def _number(value: Any) -> int:
 
 
 def _whole(text: str) -> int:
-    """12.0 and 1e3 are numbers too, as they are for the typed decoders of `header_json`."""
+    """Integers in another form: 12.0 and 1e3 are numbers too, as they are for the typed decoders of
+    `header_json`."""
     try:
         number = float(text)
     except ValueError:
@@ -174,7 +175,7 @@ def decode(cls: type[H], ext: Mapping[str, Any]) -> H:
 
 
 def _complaint(cls: type[Any], ext: Mapping[str, Any]) -> str:
-    """Say which field of `ext` cannot be read; only called when decoding has failed."""
+    """The error that names the field of `ext` that cannot be read; only called when decoding has failed."""
     hints = get_type_hints(cls, include_extras=True)
     for field in attrs.fields(cls):
         name = java_name(field)
@@ -252,9 +253,9 @@ def encode_short(value: Any) -> dict[str, str]:
 # its ordinal. Writing: fields in alphabetical order, None left out, which is fastjson's way.
 
 REQUEST_VALUES: Final = 16_384
-"""JSON values that one request may bring: 4,000 queues of a lock. Each costs about a microsecond."""
+"""JSON values that one request may have: 4,000 queues of a lock. Each costs about a microsecond."""
 LOOSE_VALUES: Final = 1_024
-"""The same for JSON that only Java's reader takes, which no client is known to send."""
+"""The same for JSON that only Java's reader accepts, which no known client sends."""
 _READ_FAULTS = (ValueError, TypeError, KeyError, OverflowError)
 
 
@@ -270,8 +271,9 @@ class Body:
 
     @classmethod
     def from_request(cls, data: bytes, *, most: int = REQUEST_VALUES, loose: int = LOOSE_VALUES) -> Self:
-        """As `from_json`, of a peer that may be anybody: a text with more than `most` values, or with more
-        than `loose` when it is no strict JSON, is refused unread (RemoteProtocolError)."""
+        """Read a body from a peer that may be a stranger: a text with more than `most` values, or with more
+        than `loose` when it is no strict JSON, is refused unread (RemoteProtocolError). Else as
+        `from_json`."""
         count = json.count_values(data)
         if count > most:
             raise RemoteProtocolError(f"{cls.__name__}: {count} values in one body, at most {most} are read")
@@ -279,7 +281,7 @@ class Body:
 
     @classmethod
     def from_value(cls, value: Any) -> Self:
-        """Make the body of what `json.loads` gave; raises as `from_json`."""
+        """Make the body from a result of `json.loads`; raises as `from_json`."""
         try:
             return _converter().structure(value, cls)
         except _READ_FAULTS as error:
@@ -292,8 +294,8 @@ class Body:
     def to_json(self, *, strict: bool = False) -> bytes:
         """Write the body: as Java writes it, or as `strict` JSON with all keys quoted.
 
-        Only maps with numbers or message queues as keys differ, and NaN, which only Java's form takes. Java
-        reads both; clients that pick these bodies apart by hand read only Java's.
+        The forms differ only in maps with numbers or message queues as keys, and in NaN, which only Java's
+        form has. Java reads both forms; clients with parsers of their own read only Java's.
         """
         value = self.to_value()
         return json.dumps(value) if strict or _is_plain(cast(Any, self.__class__)) else json.dumps_java(value)
@@ -329,7 +331,7 @@ def _structure_body(cls: type[Body]) -> Callable[[Any, Any], Any]:
 
 
 def _body_complaint(cls: type[Body], present: dict[str, Any]) -> str:
-    """Say which field cannot be read; only called when reading has failed."""
+    """The error that names the field that cannot be read; only called when reading has failed."""
     hints = get_type_hints(cls, include_extras=True)
     for field in attrs.fields(cast(Any, cls)):
         name = java_name(field)
@@ -358,7 +360,8 @@ def _unstructure_body(cls: type[Body]) -> Callable[[Any], dict[str, Any]]:
 
 
 def _writer(kind: Any) -> Callable[[Any], Any] | None:
-    """How values of a field type become JSON values; None when they are such already."""
+    """The function that makes JSON values of a field type's values; None when they are JSON values
+    already."""
     origin, arguments = get_origin(kind), get_args(kind)
     if origin is Annotated:
         return None
@@ -475,7 +478,8 @@ def _is_member(kind: Any) -> bool:
 
 @cache
 def _converter() -> cattrs.Converter:
-    """Reads Java's scalars leniently, and the JSON bodies. Made, and cattrs loaded, for the first of them."""
+    """The converter of Java's scalars, read leniently, and of the JSON bodies. Made, and cattrs loaded, for
+    the first of them."""
     import cattrs
 
     made = cattrs.Converter(detailed_validation=False)

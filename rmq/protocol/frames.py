@@ -34,15 +34,16 @@ if TYPE_CHECKING:
 _PREFIX = Struct(">iI")
 _LENGTH = Struct(">i")
 
-# --- in ---
+# --- reading ---
 
 
 def split_frames(
     data: bytes, max_frame: int, max_header: int = 0xFF_FFFF, most: int = 0x7FFF_FFFF
 ) -> tuple[list[Command], int]:
-    """The whole frames at the start of `data`, at most so many, as commands, and how many bytes they took.
+    """The whole frames at the start of `data`, a limited number of them, as commands, and the number of bytes
+    that they took.
 
-    Raises RemoteProtocolError for lengths that cannot be and for headers that cannot be read.
+    Raises RemoteProtocolError for impossible lengths and for headers that cannot be read.
     """
     commands: list[Command] = []
     add = commands.append
@@ -77,7 +78,8 @@ def split_frames(
 
 
 def read_head(data: bytes) -> tuple[Command, int]:
-    """The command at the start of `data`, where its header is whole, without its body, whose length follows.
+    """The command at the start of `data`, if its header is whole, without its body, and the length of the
+    body.
 
     Raises RemoteProtocolError for a header that cannot be read.
     """
@@ -92,7 +94,7 @@ def read_head(data: bytes) -> tuple[Command, int]:
 
 
 def head_size(data: bytes) -> int:
-    """Bytes of the frame at the start of `data` up to its body; 8 bytes of it must be there."""
+    """Bytes of the frame at the start of `data` up to its body; `data` has at least 8 bytes of the frame."""
     word: int = _PREFIX.unpack_from(data, 0)[1]
     return 8 + (word & 0xFF_FFFF)
 
@@ -111,13 +113,13 @@ def _bad_kind(kind: int) -> RemoteProtocolError:
 
 _OTHER_SERVERS: Final = {
     b"HTTP": "an HTTP server",
-    b"<!DO": "an HTTP server",  # some answer what is no request by a page without a status line
+    b"<!DO": "an HTTP server",  # the answer of some servers to a text that is no request
     b"<htm": "an HTTP server",
     b"<HTM": "an HTTP server",
     b"SSH-": "an SSH server",
     b"-ERR": "a Redis server",
 }
-"""Other servers, by the first bytes of their answers, which would be the length of a frame."""
+"""Other servers, by the first bytes of their answers, which would be read as the length of a frame."""
 
 
 def _bad_length(
@@ -134,11 +136,11 @@ def _bad_length(
     return RemoteProtocolError(f"a header of {header_length} bytes does not fit a frame of {length} bytes")
 
 
-# --- out ---
+# --- writing ---
 
 
 class Framed:
-    """A request whose frame is there already, with what its answer is known by."""
+    """A request with a ready frame, and the fields by which its response is found."""
 
     __slots__ = ("code", "frame", "opaque")
 
@@ -154,7 +156,8 @@ def json_frame(header: str, body: bytes) -> bytes:
 
 
 def encode(command: Command | Framed) -> bytes:
-    """The frame of any command, in its own serialization. Raises LocalProtocolError when it has none."""
+    """The frame of any command, in its own serialization. Raises LocalProtocolError for a command that cannot
+    be encoded."""
     if isinstance(command, Framed):
         return command.frame
     try:
@@ -174,7 +177,7 @@ _inside_json: dict[str, str] = {}
 
 
 def _escaped(text: str) -> str:
-    """`text` as it stands between the quotes of a JSON text; remembered, for the few texts of replies."""
+    """`text` in its form between the quotes of a JSON text; remembered, for the few texts of replies."""
     known = _inside_json.get(text)
     if known is None:
         if len(_inside_json) >= _TEXTS_MAX:
@@ -224,9 +227,9 @@ def encode_pop_reply_head(
 ) -> bytes:
     """The frame of a pop's answer up to its body of `body_length` bytes, which the caller sends after it.
 
-    `times` are when the messages were taken and for how long (ms); the texts are those of
+    `times` are the time of the take and the length of the leases (ms); the texts are those of
     `PopMessageResponseHeader`, and have no character that JSON escapes. The request is JSON: the code of a
-    pop does not fit the other form.
+    pop does not fit the binary form.
     """
     taken, invisible = times
     header = (
@@ -245,18 +248,19 @@ REFUSED_AT_ONCE: Final = 16
 """Frames that cannot be read, in one call of `feed`: each costs some 0.2 ms, and other peers wait."""
 _NO_LIMIT: Final = 0x7FFF_FFFF
 SKIPPED_FRAMES: Final = 4
-"""A frame of up to so many times `max_frame` is read and dropped; a longer one ends its connection."""
+"""Factor: a frame of up to this many times `max_frame` is read and dropped; a longer one ends its
+connection."""
 
 
 class Decoder:
     """Bytes in, commands out, however the bytes are cut. Holds at most one unfinished frame.
 
     The work is linear in the bytes fed. `max_frame` and `max_header` are the most bytes of a frame and of its
-    header. `feed` gives at most `most` commands; when `has_more` is set, feeding nothing gives the next ones.
-    The header of an unfinished frame of more than `ask_from` bytes is shown in `head` before its body is
-    collected. With `lanes`, of the compiled engine, a run of plain sends is one value among the commands, a
-    `SendRun`; an `AnswerReader` in their place reads the answers to a client. A request that cannot be read,
-    or is too long, is dropped, and `refused` has its response.
+    header. `feed` gives at most `most` commands; when `has_more` is set, a call with no bytes gives the next
+    commands. The header of an unfinished frame of more than `ask_from` bytes is shown in `head` before its
+    body is collected. With `lanes`, of the compiled engine, a run of plain sends is one value among the
+    commands, a `SendRun`; an `AnswerReader` in place of lanes reads the responses to a client. A request that
+    cannot be read, or is too long, is dropped, and `refused` has its response.
     """
 
     __slots__ = (
@@ -289,28 +293,28 @@ class Decoder:
         self.max_frame = max_frame
         self.max_header = max_header
         self.buffered = 0
-        """Bytes of the unfinished frame that are held."""
+        """Held bytes of the unfinished frame."""
         self.has_more = False
         self.head: Command | None = None
-        """A command whose body is still to come. Its reader sets this to None, and may `skip` the body."""
+        """A command whose body has not come yet. Its reader sets this to None, and may `skip` the body."""
         self.head_body = 0
         """Bytes of the body of `head`."""
         self.refused: list[Command] = []
-        """Responses to requests that were dropped. Whoever sends them clears the list."""
+        """Responses to dropped requests. The sender of the responses clears the list."""
         self._most = most
         self._ask_from = ask_from
         self._lanes = lanes
         self._pieces: list[bytes | bytearray] = []  # of the unfinished frame
-        self._needed = 0  # bytes that it needs to be looked at again: all, or those of its header
+        self._needed = 0  # bytes that are needed before the next look: the whole frame, or its header
         self._is_shown = False  # the header of the unfinished frame was
-        self._unread = 0  # bytes of a skipped frame that are still to come
+        self._unread = 0  # bytes of a skipped frame that have not come yet
         self._long: LongHeader | None = None  # of the skipped frame, until its header has come
 
     def feed(self, data: bytes) -> list[Command]:
         """The commands that `data` completes.
 
-        Raises RemoteProtocolError, which ends the connection: the stream cannot be read any further, or
-        nothing tells whose answer a request that cannot be read would be.
+        Raises RemoteProtocolError, which ends the connection: the stream cannot be read any further, or a
+        request that cannot be read has no opaque for a response.
         """
         if data.__class__ is not bytes:
             data = bytes(data)  # a WebSocket gives bytearrays; templates of headers keep slices as keys
@@ -341,7 +345,7 @@ class Decoder:
         return commands
 
     def look(self) -> None:
-        """Show the header of the unfinished frame in `head` now, if it is here and was not shown."""
+        """Show the header of the unfinished frame in `head` now, if it has come and was not shown before."""
         if not self._is_shown and self.buffered >= 8:
             rest = b"".join(self._pieces)
             self._pieces = [rest]
@@ -349,18 +353,18 @@ class Decoder:
                 self._show(rest)
 
     def take_head(self) -> Command | None:
-        """The header of the unfinished frame, once; None: it is not known, or was taken."""
+        """The header of the unfinished frame, once; None when it is unknown, or was taken."""
         head, self.head = self.head, None
         return head
 
     def skip(self) -> None:
-        """Drop the unfinished frame, also what of it is still to come."""
+        """Drop the unfinished frame, and the part of it that has not come yet."""
         self._unread = max(0, frame_size(b"".join(self._pieces), 0) - self.buffered)
         self._pieces.clear()
         self.buffered = 0
 
     def clear(self) -> None:
-        """Drop the unfinished frame; nothing can be fed after it."""
+        """Drop the unfinished frame; no bytes can be fed after this."""
         self._pieces.clear()
         self.buffered = 0
 
@@ -380,7 +384,7 @@ class Decoder:
         if len(rest) < 8:
             self._needed = 8
             return
-        self._needed = max(8, frame_size(rest, 0))  # less than `rest` has when `has_more`
+        self._needed = max(8, frame_size(rest, 0))  # fewer bytes than `rest` has when `has_more`
         if self._needed > max(self._ask_from, len(rest)):
             head = head_size(rest)
             if len(rest) < head:
@@ -399,7 +403,8 @@ class Decoder:
     # --- frames that cannot be read ---
 
     def _split_damaged(self, data: bytes) -> tuple[list[Command], int, int]:
-        """As `split_frames`, and how many frames there were; each that cannot be read is refused alone."""
+        """Split frames as `split_frames` does, and count them; each frame that cannot be read is refused
+        alone."""
         commands: list[Command] = []
         at, end, count = 0, len(data), 0
         while count < self._most and end - at >= 8:
@@ -430,7 +435,7 @@ class Decoder:
         return commands, at, count
 
     def _drop(self, data: bytes) -> bytes:
-        """The bytes behind those of a skipped frame."""
+        """The bytes behind a skipped frame."""
         dropped = min(self._unread, len(data))
         self._unread -= dropped
         if (long := self._long) is not None:

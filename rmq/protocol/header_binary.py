@@ -57,7 +57,7 @@ def read_binary(header: bytes) -> Command:
 
 
 class _BinaryCommand(Command):
-    """A command whose typed header was made at once, and its text map not."""
+    """A command whose typed header was made at once, and its text map was not."""
 
     __slots__ = ()
 
@@ -67,7 +67,7 @@ class _BinaryCommand(Command):
 
 
 class _OddCommand(Command):
-    """A command with texts that are no UTF-8."""
+    """A command with texts that are not UTF-8."""
 
     __slots__ = ()
 
@@ -92,7 +92,7 @@ def _general(
 
 
 def _fields_of(header: bytes, at: int, remark_length: int) -> tuple[int, int]:
-    """Where the fields begin and end, behind a remark that begins at `at`."""
+    """Begin and end of the fields, behind a remark that begins at `at`."""
     if remark_length < 0 or at + remark_length > len(header):
         raise RemoteProtocolError(f"a remark of {remark_length} bytes does not fit the header")
     at += remark_length + 4
@@ -161,10 +161,10 @@ def _new_key(name: str) -> bytes:
 
 # --- templates of headers ---
 #
-# Why: field by field a send's header costs three times as much. A template must never give what the general
-# reader would not, for any bytes: all bytes but the values of varying fields must be equal to those of a
-# header that the general reader has read, and the values are the same kind of text. Tests hold both readers
-# against each other over mutated headers.
+# Why: field by field a send's header costs three times as much. A template must never give a result that
+# differs from the general reader's, for any bytes: all bytes but the values of varying fields must equal
+# those of a header that the general reader has read, and the values are the same kind of text. Tests compare
+# both readers over mutated headers.
 
 _TEMPLATES_MAX: Final = 2048
 _TEMPLATE_BYTES_MAX: Final = 1024
@@ -177,7 +177,8 @@ _SIGNED_NAMES: Final = (b"Signature", b"RmqTime", b"RmqNonce", b"RmqProof")
 
 _Place = tuple[bytes, int, bool]
 """A field that differs from message to message: its first bytes (name with length, and the two zero bytes
-that begin any value length below 64 KiB), its value's place in the header class, whether that is a number."""
+that begin any value length below 64 KiB), its value's place in the header class, and whether the value is a
+number."""
 _Places = tuple[_Place, ...]
 
 
@@ -211,7 +212,7 @@ class _Templates:
         if size > _TEMPLATE_BYTES_MAX:
             return
         self.size += size
-        if self.size > _TEMPLATES_BYTES_MAX:  # many senders, or one that makes names up
+        if self.size > _TEMPLATES_BYTES_MAX:  # many senders, or one that invents names
             self.orders.clear()
             self.size = size
         places = tuple([place for _, _, place in found])
@@ -223,7 +224,7 @@ class _Templates:
         assert len(rest) == len(places) + 1, "bytes before, between and after the varying values"
         template = known[tuple(rest)] = [*attrs.astuple(value, recurse=False), None]
         for _, index, _ in places:
-            template[index] = None  # it may be long, and is another one in each header
+            template[index] = None  # it may be long, and differs in each header
 
 
 def _varying_fields(header: bytes, varying: dict[bytes, _Place]) -> list[tuple[int, int, _Place]]:
@@ -241,7 +242,7 @@ def _varying_fields(header: bytes, varying: dict[bytes, _Place]) -> list[tuple[i
 
 
 def _by_template(header: bytes) -> Command | None:
-    """The command with its typed header, for the hot codes; None when the general reader has to look."""
+    """The command with its typed header, for the hot codes; None when the general reader is needed."""
     code, language, version, opaque, flag, remark_length, length = _HEAD_AND_FIELDS.unpack_from(header)
     templates = _TEMPLATES[code] if code in _VARYING else None
     if templates is None or flag & 1 or remark_length or length != len(header) - _FIELDS_AT:
@@ -259,9 +260,9 @@ def _known(
 ) -> Any:
     """The typed header when all bytes except the varying values are those of a template.
 
-    `find` may find a field's name inside another value, by chance or on purpose. That is harmless: the bytes
-    before it end inside a field in this case, and no template has such bytes, since `learn` cuts whole
-    headers at the beginnings of values.
+    `find` may find a field's name inside another value, by chance or on purpose. That is harmless: in this
+    case the bytes before the name end inside a field, and no template has such bytes, since `learn` cuts
+    whole headers at the beginnings of values.
     """
     at, end = _FIELDS_AT, len(header)
     rest, texts = [], []
@@ -295,7 +296,7 @@ def _learned(header: bytes, templates: _Templates) -> Command:
     try:
         command.header = templates.read(command.ext)
     except RemoteProtocolError:
-        return command  # whoever asks for the typed header gets the error
+        return command  # a caller of `read` gets the error
     templates.learn(header, command.header)
     return command
 
@@ -311,7 +312,7 @@ def _new_templates(code: int, varying: Collection[str]) -> _Templates:
         if field.name in varying:
             key = (short_name(field) if short else java_name(field)).encode()
             places[key] = (_start(key), index, hints[field.name] is int)
-    # Signed requests differ in these too, which no header class has.
+    # Signed requests also differ in these fields, which no header class has.
     for name in _SIGNED_NAMES:
         places[name] = (_start(name), _DROPPED, False)
     return _Templates(header_class, read, places)
@@ -332,7 +333,8 @@ _VARYING: Final[dict[int, Collection[str]]] = {
 
 
 class _TemplatesByCode(dict[int, _Templates]):
-    """Those of a code are made when its first request comes: clients, which get none, do without."""
+    """Templates by request code, made when the first request of a code comes: clients, which get none, need
+    none."""
 
     def __missing__(self, code: int) -> _Templates:
         made = self[code] = _new_templates(code, _VARYING[code])

@@ -28,7 +28,7 @@ from rmq.protocol.json import JAVA
 
 
 def _number(text: str) -> float:
-    """A number, but for NaN, Infinity and 1e999, which are no JSON."""
+    """A JSON number; NaN, Infinity and 1e999 are no JSON."""
     number = float(text)
     if not math.isfinite(number):
         raise ValueError(f"{text[:80]} is out of range")
@@ -49,7 +49,7 @@ def _json_fields(header: bytes, *, is_odd: bool) -> dict[str, Any]:
 
 
 def _is_odd(header: bytes) -> bool:
-    """Whether some text may be no UTF-8: malformed bytes, or an escaped half of a surrogate pair."""
+    """True if some text may not be UTF-8: malformed bytes, or an escaped half of a surrogate pair."""
     try:
         header.decode()
     except UnicodeDecodeError:
@@ -58,7 +58,8 @@ def _is_odd(header: bytes) -> bool:
 
 
 def _lenient_loads(header: bytes) -> Any:
-    """JSON whose texts are read as Java reads them. Raises ValueError and RecursionError."""
+    """The value of a JSON text whose strings are read as Java reads them. Raises ValueError and
+    RecursionError."""
     value = _decode_json(header.decode("utf-8", JAVA))
     if b"\\u" in header:
         value = _decode_json(json.dumps(value, ensure_ascii=False).encode("utf-8", JAVA).decode())
@@ -87,7 +88,7 @@ def _json_ext(fields: dict[str, Any], header: bytes) -> dict[str, str]:
 
 
 class _JsonCommand(Command):
-    """A command whose typed header was made at once, and its text map not."""
+    """A command whose typed header was made at once, and its text map was not."""
 
     __slots__ = ()
 
@@ -96,7 +97,7 @@ class _JsonCommand(Command):
 
 
 class _OddCommand(Command):
-    """A command with texts that may be no UTF-8."""
+    """A command with texts that may not be UTF-8."""
 
     __slots__ = ()
 
@@ -150,9 +151,9 @@ def _language(value: Any) -> str:
 # --- the typed fast path ---
 
 _Reader = Callable[[bytes], Command | None]
-"""Makes a command of a JSON header, or gives None when the header does not have the shape it knows."""
+"""Makes a command of a JSON header, or gives None when the header has another shape."""
 TYPED_READERS: dict[bytes, _Reader] = {}
-"""The first twelve bytes of a header -> what reads such a one."""
+"""The first twelve bytes of a header -> its reader."""
 
 _loads: Callable[[bytes], Any] = msgspec.json.decode
 _dumps: Callable[[Any], bytes] = msgspec.json.encode
@@ -205,12 +206,12 @@ def _typed_reader(
         namespace={"stands_for": header_class},
     )
     decode = _frame_decoder(("extFields", alike), strict=False)
-    flags = header_class is SendMessageRequestHeader  # the only one of these that has any
+    flags = header_class is SendMessageRequestHeader  # the only type here that has any
     assert flags or not any(kind is bool for _, kind, *_ in members)
 
     def read(header: bytes) -> Command | None:
         try:
-            header.decode()  # msgspec does not look at the bytes of what it skips
+            header.decode()  # msgspec does not check the bytes that it skips
             made = decode(header)
         except _MISFIT:
             return None
@@ -244,7 +245,7 @@ def _general_reader() -> _Reader:
 
     def read(header: bytes) -> Command | None:
         try:
-            header.decode()  # msgspec does not look at the bytes of what it skips
+            header.decode()  # msgspec does not check the bytes that it skips
             made = decode(header)
         except _MISFIT:
             return None
@@ -267,8 +268,8 @@ def _add_typed_reader(
     header_class: type[Any],
     name_of: Callable[[attrs.Attribute[Any]], str] = java_name,
 ) -> None:
-    """Have headers that begin so read as `header_class`. The reader is made for the first one: clients, which
-    do not get such requests, do without."""
+    """Read headers with this beginning as `header_class`. The reader is made for the first of them: clients,
+    which do not get such requests, need none."""
 
     def read_first(header: bytes) -> Command | None:
         reader = _typed_reader(header_class, name_of)
@@ -278,7 +279,7 @@ def _add_typed_reader(
     TYPED_READERS.update(dict.fromkeys(starts, read_first))
 
 
-# Java writes the code first, and twelve bytes tell it: two digits are followed by the next name's quote.
+# Java writes the code first, and twelve bytes show it: two digits are followed by the next name's quote.
 _add_typed_reader([b'{"code":310,', b'{"code":320,'], SendMessageRequestHeader, short_name)
 _add_typed_reader([b'{"code":10,"'], SendMessageRequestHeader)
 _add_typed_reader([b'{"code":11,"'], PullMessageRequestHeader)
@@ -286,11 +287,11 @@ _add_typed_reader([b'{"code":15,"'], UpdateConsumerOffsetRequestHeader)
 read_general = _general_reader()
 
 
-# --- out ---
+# --- writing ---
 
 
 def write_json(command: Command) -> bytes:
-    """The JSON header of any command. Raises ValueError or TypeError for what has none."""
+    """The JSON header of any command. Raises ValueError or TypeError for a command that cannot be encoded."""
     members: dict[str, Any] = {"code": command.code}
     if command.ext:
         members["extFields"] = command.ext

@@ -1,9 +1,9 @@
 """The typed headers of commands: one attrs class for each request and response header of RocketMQ 4.9.7.
 
 On the wire a header is a flat map of texts (`extFields`). `decode` makes a value from such a map, `encode`
-makes the map. A field has RocketMQ's name in snake_case; where that is not mechanical its metadata carries
-the Java name. Positional order is RocketMQ's order, except that keyword-only fields stand last. The facts
-are pinned by tests/golden/headers.json.
+makes the map. A field has RocketMQ's name in snake_case; where the Java name does not follow from it, the
+metadata has the Java name. Positional order is RocketMQ's order, except that keyword-only fields stand last.
+The facts are pinned by tests/golden/headers.json.
 
 The classes of messages, pulls and offset updates are built for every message: plain slots, nothing in
 `__init__` but assignments.
@@ -38,12 +38,12 @@ __all__ = [
 
 
 TOPIC_CREATED_MS: Final = "rmqTopicCreatedMs"
-"""A field of ours, which RocketMQ ignores: the creation of the topic that an offset belongs to."""
+"""A header field of rmq, which RocketMQ ignores: the creation of the offset's topic."""
 OWN: Final = {"java": TOPIC_CREATED_MS}
 """Metadata of a field with that name."""
 
 WARNING: Final = "warning"
-"""A field of our own in the answer to a heartbeat: what is wrong with the client's groups."""
+"""A header field of rmq in the response to a heartbeat: the faults of the client's groups."""
 
 
 @define
@@ -505,22 +505,23 @@ class RegisterBrokerRequestHeader:
 
 
 ALL_TOPICS: Final = "allTopics"
-"""A field of ours beside those of REGISTER_BROKER, "true" when the body has all topics of the broker: what it
-does not have is gone. A Java broker also sends single topics in the same form, and says nothing of which
-it is."""
+"""A header field of rmq in REGISTER_BROKER, "true" when the body has all topics of the broker: other topics
+of the broker are removed. A Java broker also sends single topics in the same form, without a mark."""
 
 
 SET_EPOCH: Final = "setEpoch"
-"""Another: the epoch of a master that controllers have elected, which registers only with a lease of them."""
+"""A header field of rmq: the epoch of a master that controllers have elected, which registers only with their
+lease."""
 
 
 WITH_MISSING: Final = "rmqMissing"
-"""A field of ours in GET_BROKER_CLUSTER_INFO, "true" to have missing and refused brokers in the answer."""
+"""A header field of rmq in GET_BROKER_CLUSTER_INFO, "true" for missing and refused brokers in the
+response."""
 
 
 FORGET_MISSING: Final = "rmqForget"
-"""A field of ours in WIPE_WRITE_PERM_OF_BROKER, "true" to forget the missing brokers of the name, and to
-change nothing else."""
+"""A header field of rmq in WIPE_WRITE_PERM_OF_BROKER, "true" to forget the missing brokers of the name, and
+to change nothing else."""
 
 
 @define
@@ -628,7 +629,8 @@ class SendMessageRequestHeader:
 
 PRODUCER_ID: Final = "producerId"
 SEQUENCE: Final = "sequence"
-"""Two more fields of IDEMPOTENT_SEND: who numbers its messages, and the number of the batch's first."""
+"""Two more fields of IDEMPOTENT_SEND: the producer that numbers its messages, and the number of the batch's
+first message."""
 
 
 @define
@@ -819,13 +821,13 @@ def encode_send_v2(value: SendMessageRequestHeader) -> dict[str, str]:
     return fields.encode_short(value)
 
 
-# --- what RocketMQ 5.x added: the recall of a scheduled message ---
+# --- an addition of RocketMQ 5.x: the recall of a scheduled message ---
 #
 # A producer names a delivery time by a property; the answer to its send carries a handle, which
 # RECALL_MESSAGE takes back as long as the message has not been delivered.
 
 RECALL_HANDLE: Final = "recallHandle"
-"""The header field of a send's answer."""
+"""The header field in the response to a send."""
 
 
 @define
@@ -846,7 +848,7 @@ class RecallMessageResponseHeader:
 
 @frozen
 class RecallHandle:
-    """What names a scheduled message: its topic, broker, delivery time (ms) and unique key."""
+    """The handle of a scheduled message: its topic, broker, delivery time (ms) and unique key."""
 
     topic: str
     broker_name: str
@@ -860,7 +862,7 @@ class RecallHandle:
 
     @classmethod
     def parse(cls, text: str) -> RecallHandle:
-        """The handle of its text. Raises RemoteProtocolError."""
+        """The handle in its text form. Raises RemoteProtocolError."""
         try:
             version, topic, broker_name, deliver_ms, unique_key = (
                 base64.b64decode(text, altchars=b"-_", validate=True).decode().split(" ")[:5]

@@ -4,10 +4,10 @@ Java's bodies are often not strict JSON: maps with number keys have bare keys (`
 message queue have a JSON object as key (`{{"topic":"T"}:5}`). `loads` reads both; a bare key becomes its text
 and an object key becomes its compact JSON text. `dumps` writes strict JSON, `dumps_java` Java's own form.
 
-Clients in C++ and PHP send what their source files hold: tags in GBK, say. Java's UTF-8 decoder reads on with
-U+FFFD for each malformed piece, and its encoder writes `?` for half a surrogate pair. Python's "replace"
-differs in one place: three bytes that encode a surrogate (CESU-8) are one malformed piece to Java and three
-to Python. Pinned by tests/golden/utf8.json.
+Clients in C++ and PHP send the bytes of their source files: tags in GBK, for example. Java's UTF-8 decoder
+reads on with U+FFFD for each malformed piece, and its encoder writes `?` for half a surrogate pair. Python's
+"replace" differs in one place: three bytes that encode a surrogate (CESU-8) are one malformed piece to Java
+and three to Python. Pinned by tests/golden/utf8.json.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ codecs.register_error(JAVA, _replace)
 # --- JSON ---
 
 MAX_DEPTH: Final = 512
-"""Deeper nesting than this is refused."""
+"""Depth of nesting past which a text is refused."""
 
 _SURROGATE: Final = re.compile(r"\\u[dD][89a-fA-F]|[\ud800-\udfff]")
 _TOKEN: Final = re.compile(
@@ -87,7 +87,7 @@ _WORDS: Final[dict[str, Any]] = {
 
 
 class ObjectKey(str):
-    """JSON text that stands as a key of a map: bare in Java's form, a quoted string in strict form."""
+    """JSON text as a key of a map: bare in Java's form, a quoted string in strict form."""
 
     __slots__ = ()
 
@@ -113,21 +113,22 @@ def loads(data: bytes | str, *, loose_values: int | None = None) -> Any:
 
 
 def _has_surrogate(text: str) -> bool:
-    """The pattern takes as long as the whole reading, so it is asked only about a text that may have one."""
+    """True if a text may have a surrogate. The pattern takes as long as the whole reading, so it only runs on
+    texts that may have one."""
     may_have = "\\ud" in text or "\\uD" in text or not text.isascii()
     return may_have and _SURROGATE.search(text) is not None
 
 
 def count_values(text: bytes | str) -> int:
-    """How many values a JSON text has at most, told without reading it: each is the first of its container or
-    follows a comma. Commas and braces inside texts count too."""
+    """An upper bound for the number of values in a JSON text, without parsing it: each value is the first of
+    its container or follows a comma. Commas and braces inside texts count too."""
     if isinstance(text, str):
         return text.count(",") + text.count("{") + text.count("[") + 1
     return text.count(b",") + text.count(b"{") + text.count(b"[") + 1
 
 
 def _read_loose(text: str, most: int | None) -> Any:
-    """Make keys strict in one pass that are numbers or message queues: tables have very many of them."""
+    """Make keys that are numbers or message queues strict, in one pass: tables have very many of them."""
     _check_loose(text, most)
     try:
         value = json.loads(_LOOSE_KEY.sub(_quoted, text), strict=False)
@@ -179,9 +180,9 @@ def dumps(value: Any) -> bytes:
 
 
 def dumps_java(value: Any) -> bytes:
-    """Write JSON the way Java does: number keys and object keys stand bare, NaN becomes null.
+    """Write JSON as Java does: number keys and object keys are bare, NaN becomes null.
 
-    Programs of other languages that read Java's bodies by hand count on this form.
+    Programs of other languages with parsers of their own depend on this form.
     """
     parts: list[str] = []
     _write(value, parts)
@@ -225,7 +226,7 @@ def _scalar(value: Any) -> str:
 
 
 class _Reader:
-    """The lenient reader: one pass over the tokens, with a stack of its own so that depth is no recursion."""
+    """The lenient reader: one pass over the tokens, with a stack of its own instead of recursion."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -249,7 +250,7 @@ class _Reader:
                 return self._result(value)
 
     def _place(self, value: Any) -> tuple[bool, Any]:
-        """Put a finished value where it belongs; (true, document) when nothing is left open."""
+        """Put a finished value into its container; (true, document) when no container is left open."""
         while self._open:
             container = self._open[-1]
             container.take(value)
@@ -349,7 +350,7 @@ class _Object(_Container):
         self.in_key = in_key
         self.value: dict[str, Any] = {}
         self._key: str | None = None
-        self._fresh = True  # nothing read yet: `}` may follow
+        self._fresh = True  # no token yet: `}` may follow
         self._in_value = False
 
     def may_close(self, token: str) -> bool:

@@ -25,22 +25,23 @@ else:
     from rmq.lazy_attrs import define, frozen
 
 NACK_KIND: Final = "rmqGivesBack"
-"""Header field of ours in CHANGE_MESSAGE_INVISIBLETIME: the message is given back, and its attempt has
-failed. `BY_POLICY`: it comes again by the retry policy of its group, else after the time of the request.
-`UNSEEN`: the same, but no application has seen the message, and the attempt is not counted. RocketMQ's
-brokers do not look at it, and let the message come again after that time."""
+"""Header field of rmq in CHANGE_MESSAGE_INVISIBLETIME: the message is nacked. `BY_POLICY`: it is redelivered
+by the retry policy of its group, else after the time of the request. `UNSEEN`: the same, but no application
+has seen the message, and the attempt is not counted. RocketMQ's brokers ignore the field, and redeliver the
+message after that time."""
 BY_POLICY: Final = "policy"
 UNSEEN: Final = "unseen"
 HANDLE: Final = "POP_CK"
-"""The property by which RocketMQ's brokers name a message that comes again."""
+"""The property with which RocketMQ's brokers mark a redelivered message."""
 POP_MAX_OF_ROCKETMQ: Final = 32
-"""RocketMQ's brokers refuse to pop more at a time, with the words `REFUSAL_OF_MORE` in the remark."""
+"""The most messages that RocketMQ's brokers pop at a time; a higher number is refused with the words
+`REFUSAL_OF_MORE` in the remark."""
 REFUSAL_OF_MORE: Final = "greater than 32"
 TAKEN: Final = "rmqTaken"
 WAITING: Final = "rmqWaiting"
 OLDEST_MS: Final = "rmqOldestMs"
-"""Header fields of ours in the answer to POLLING_INFO, of a group in a topic or, without one, in all topics:
-the messages that are leased, those that wait for a retry, and how long ago the oldest lease was taken."""
+"""Header fields of rmq in the response to POLLING_INFO, of a group in a topic or, without one, in all topics:
+the messages that are leased, the messages that wait for a retry, and the age of the oldest lease."""
 INIT_FROM_FIRST: Final = 0
 """`init_mode` of a new group that begins at the first message; 1 begins at the end."""
 _LAST_DIGITS: Final = tuple(f"{number:03}" for number in range(1000))
@@ -66,7 +67,7 @@ class PopMessageRequestHeader:
 
 @define
 class PopMessageResponseHeader:
-    """Header of the answer: when the messages were taken, for how long, and which they are."""
+    """Header of the response: the time of the take, the length of the leases, and the messages."""
 
     pop_time: Int64
     invisible_time: Int64
@@ -111,7 +112,7 @@ class ChangeInvisibleTimeResponseHeader:
 
 @define
 class NotificationRequestHeader:
-    """Header of NOTIFICATION (200054): is there a message to be popped?"""
+    """Header of NOTIFICATION (200054): the question whether a message can be popped."""
 
     consumer_group: str
     topic: str
@@ -132,7 +133,7 @@ class NotificationResponseHeader:
 
 @define
 class PollingInfoRequestHeader:
-    """Header of POLLING_INFO (200055): how many polls wait."""
+    """Header of POLLING_INFO (200055): the question how many polls wait."""
 
     consumer_group: str
     topic: str
@@ -191,7 +192,7 @@ def bits_of(start: int, offsets: Sequence[int]) -> str:
 
 
 class AckRow(msgspec.Struct, frozen=True, gc=False):
-    """The fields of a `BatchAck` that name messages, as they are read from the usual form of a body."""
+    """The fields of a `BatchAck` that name messages, as read from the usual form of a body."""
 
     c: str
     t: str
@@ -215,8 +216,8 @@ _read_acks: Final = msgspec.json.Decoder(_AckRows).decode
 
 
 def read_acks(data: bytes) -> Sequence[AckRow | BatchAck]:
-    """The acknowledgements of a body of BATCH_ACK_MESSAGE, at less cost for the form that RocketMQ's client
-    writes. Raises RemoteProtocolError."""
+    """The acknowledgements of a body of BATCH_ACK_MESSAGE, with a fast path for the form that RocketMQ's
+    client writes. Raises RemoteProtocolError."""
     try:
         return _read_acks(data).acks
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
@@ -246,7 +247,7 @@ class BatchAckMessageRequestBody(Body):
 
 @frozen
 class QueryAssignmentRequestBody(Body):
-    """Body of QUERY_ASSIGNMENT (400): which queues has a client of a group?"""
+    """Body of QUERY_ASSIGNMENT (400): the question for the queues of a group's client."""
 
     topic: str = ""
     consumer_group: str = ""
@@ -265,7 +266,7 @@ class MessageQueueAssignment(Body):
 
 @frozen
 class SetMessageRequestModeRequestBody(Body):
-    """Body of SET_MESSAGE_REQUEST_MODE (401): whether a group pulls or pops a topic."""
+    """Body of SET_MESSAGE_REQUEST_MODE (401): the choice whether a group pulls or pops a topic."""
 
     topic: str = ""
     consumer_group: str = ""
@@ -278,13 +279,13 @@ RETRY_MARKS: Final = {"1": "_", "2": "+"}
 
 
 def real_topic(topic: str, group: str, kind: str) -> str:
-    """The topic in which a taken message lies, by the kind that its handle names: RocketMQ's brokers keep
-    redelivered messages in a topic of the group, and want its name in requests."""
+    """The topic in which a taken message lies, by the kind in its handle: RocketMQ's brokers keep redelivered
+    messages in a topic of the group, and expect its name in requests."""
     mark = RETRY_MARKS.get(kind)
     return topic if mark is None else f"{RETRY_PREFIX}{group}{mark}{topic}"
 
 
-# ---- texts of the answer to a pop ----
+# ---- texts of the response to a pop ----
 
 
 def start_offsets(starts: dict[int, int]) -> str:
@@ -293,8 +294,8 @@ def start_offsets(starts: dict[int, int]) -> str:
 
 
 def run_text(start: int, end: int) -> str:
-    """The offsets from `start` up to `end`, with commas between them. The numbers of a thousand share their
-    first digits, so a text is one join of texts that are there for each thousand."""
+    """The offsets from `start` up to `end`, separated by commas. The numbers of a thousand share their first
+    digits, so a text is one join of texts that are kept for each thousand."""
     texts = []
     while start < end:
         high, low = divmod(start, 1000)
@@ -323,7 +324,7 @@ def parse_start_offsets(text: str | None) -> dict[int, int]:
 
 
 def assignment_json(queues: Sequence[MessageQueue], mode: str) -> list[dict[str, Any]]:
-    """The queues of a client as the body of an answer has them."""
+    """The queues of a client in the form of the response's body."""
     return [
         {
             "messageQueue": {"brokerName": one.broker_name, "queueId": one.queue_id, "topic": one.topic},

@@ -1,8 +1,8 @@
 """The properties of a message: name 0x01 value, joined by 0x02; no escaping.
 
 Applications see them as text, records hold them as bytes. Of a repeated name the last counts, and a property
-without a value is dropped: so the result equals Java's map. The inputs of queues and index, the tags code and
-the keys, are read in this module from either form, and cached for messages that differ in little.
+without a value is dropped, as in Java's map. The inputs of queues and index, the tags code and the keys, are
+read in this module from either form, and cached for messages that differ in little.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 PROPERTY_SHARDING_KEY: Final = "__SHARDINGKEY"
 """Messages with the same value are kept in order: the sharding key of 4.x, the message group of 5.x."""
 
-# --- any delivery time, as RocketMQ 5.x names it ---
+# --- any delivery time, in RocketMQ 5.x's form ---
 
 PROPERTY_IDEMPOTENT_SEND: Final = "IDEMPOTENT_SEND"
 """Of the first message of such a batch: where it lies, its number and its producer."""
@@ -52,7 +52,7 @@ PROPERTY_DELAY_SEC: Final = "TIMER_DELAY_SEC"
 _UNIQUE_BYTES: Final = PROPERTY_UNIQUE_KEY.encode() + b"\x01"
 _ALIKE_MAX: Final = 64
 _ALIKE_REST: Final = 4096
-"""So many records are read without learning once that many different ones were met."""
+"""Records that are read without a new entry after this many different ones."""
 
 
 def encode_properties(properties: Mapping[str, str | None]) -> str:
@@ -82,13 +82,13 @@ class AlikeProperties:
     def __init__(self) -> None:
         self._known: dict[tuple[bytes, bytes], dict[str, str]] = {}
         self._rest = 0
-        # What the last one was read by: neighbours are mostly alike, and to compare is cheaper than to hash.
-        self._before: bytes | tuple[()] = ()  # nothing begins so
+        # The entry of the last record: neighbours are mostly alike, and comparing is cheaper than hashing.
+        self._before: bytes | tuple[()] = ()  # no text begins with it
         self._after = b""
         self._last: dict[str, str] = {}
 
     def __call__(self, data: bytes) -> dict[str, str]:
-        """What `decode_properties` makes of the text of `data`; a map of the caller's own."""
+        """The result of `decode_properties` for the text of `data`; the caller owns the map."""
         before, after = self._before, self._after
         if data.startswith(before) and data.endswith(after):
             key = data[len(before) : len(data) - len(after)]
@@ -115,7 +115,7 @@ class AlikeProperties:
         if self._rest:
             self._rest -= 1
         elif len(self._known) >= _ALIKE_MAX:
-            # They are not alike: their keys differ, say. To learn each would cost more than to read it.
+            # The records differ, for example by their keys. Learning each would cost more than reading it.
             self._known.clear()
             self._rest = _ALIKE_REST
         elif (
@@ -138,18 +138,18 @@ def record_keys(properties: Mapping[str, str]) -> tuple[str, ...]:
     return (unique, *keys) if unique else tuple(keys)
 
 
-# --- as they are sent ---
+# --- in a send ---
 
 PROPERTY_ACCOUNT: Final = "rmqAccount"
-"""Of a half message, and of one that waits for its time: the account that sent it, where there are accounts;
-of a recall: the account that sent the message. RocketMQ does not look at it."""
+"""Property of a half message, and of a message that waits for its time: the account that sent it, where
+accounts exist; of a recall: the account that sent the message. RocketMQ ignores it."""
 PROPERTY_TIMER_REPLACES: Final = "rmqTimerReplaces"
-"""Of a copy of a message that waits for its time: the queue offset of the original; so of the recall of one
-whose time was corrected."""
+"""Property of a copy of a message that waits for its time: the queue offset of the original; also of the
+recall of a message whose time was corrected."""
 PROPERTY_TIMER_HANDLE_MS: Final = "rmqTimerHandleMs"
-"""Of a copy with a corrected time: the time in the handle that its producer has."""
+"""Property of a copy with a corrected time: the time in the producer's handle."""
 PROPERTY_DECISION: Final = "rmqDecision"
-"""Of an op message: whether the half message was committed or rolled back. RocketMQ does not look at it."""
+"""Property of an op message: whether the half message was committed or rolled back. RocketMQ ignores it."""
 
 INTERNAL_PROPERTIES: Final = frozenset(
     (
@@ -168,8 +168,8 @@ INTERNAL_PROPERTIES: Final = frozenset(
         "TIMER_DEL_MS",
     )
 )
-"""Names that brokers alone give values to. Who sends a message again that it was given, as a consumer does,
-sends them along, so they are taken out and not refused."""
+"""Names whose values only brokers set. A consumer that sends a received message again sends them along, so
+the broker removes them and does not refuse the message."""
 _RETURNED_TO: Final = (RETRY_PREFIX, DLQ_PREFIX)
 _WAIT: Final = f"{PROPERTY_WAIT_STORE}\x01"
 _WAIT_TRUE: Final = f"\x02{_WAIT}true"
@@ -190,7 +190,7 @@ def without_wait(text: str, properties: dict[str, str]) -> str:
     RocketMQ does not store this property either: it has no later use, and every message has it."""
     if properties[PROPERTY_WAIT_STORE] == "true":
         shorter = text.replace(_WAIT_TRUE, "", 1)
-        if len(shorter) != len(text) and _WAIT not in shorter:  # else it stands there twice
+        if len(shorter) != len(text) and _WAIT not in shorter:  # else the property is there twice
             return shorter
     return encode_properties(
         {name: value for name, value in properties.items() if name != PROPERTY_WAIT_STORE}
@@ -198,8 +198,8 @@ def without_wait(text: str, properties: dict[str, str]) -> str:
 
 
 Sent = tuple[str, bool, int, tuple[str, ...], bool]
-"""What a sent properties text comes to: the text to store, whether its producer waits for the disk, the tags
-code, the keys for the index, whether it has a property that takes a way of its own."""
+"""Result of reading a sent properties text: the text to store, whether its producer waits for the disk, the
+tags code, the keys for the index, and whether it has a property that needs a slower path."""
 
 
 class SentProperties:
@@ -225,7 +225,7 @@ class SentProperties:
         return f"{before}{key}{after}", waits, code, (key,), rare
 
     def read(self, text: str) -> Sent:
-        """What any text comes to, read from scratch."""
+        """The result for any text, read from scratch."""
         properties = decode_properties(text)
         waits = properties.get(PROPERTY_WAIT_STORE)
         stored = without_wait(text, properties) if waits else text
@@ -238,7 +238,7 @@ class SentProperties:
         )
 
     def _learn(self, text: str, start: int, stop: int) -> Sent:
-        """Read a text, and remember what is around its unique key if nothing else depends on that."""
+        """Read a text, and remember the text around its unique key if nothing else depends on that key."""
         sent = stored, waits, code, found, rare = self.read(text)
         key, at = text[start:stop], start - len(_UNIQUE)
         alone = found == (key,) and text.count(_UNIQUE) == 1 and (at == 0 or text[at - 1] == "\x02")
@@ -252,9 +252,9 @@ class SentProperties:
 
 
 def send_back_properties(message: StoredMessage) -> dict[str, str]:
-    """The properties of a message that comes back: where it came from first, and as which message."""
+    """The properties of a message that is sent back: its first topic, and its first id."""
     properties = dict(message.properties)
-    if not message.topic.startswith(_RETURNED_TO):  # what its sender says of an earlier life does not count
+    if not message.topic.startswith(_RETURNED_TO):  # the sender's values of an earlier delivery do not count
         properties[PROPERTY_RETRY_TOPIC] = message.topic
     properties.setdefault(PROPERTY_RETRY_TOPIC, message.topic)
     properties[PROPERTY_WAIT_STORE] = "false"
@@ -265,7 +265,7 @@ def send_back_properties(message: StoredMessage) -> dict[str, str]:
 
 # --- of dead letters ---
 #
-# What a dead letter tells of its life: where it came from, how often it was tried, and why it was given up.
+# A dead letter has its history: its origin, the number of its deliveries, and the reason of its end.
 # The first two names are RocketMQ 5.x's. A consumer may give its reason in the header field `reason` of
 # CONSUMER_SEND_MSG_BACK; RocketMQ's own brokers ignore that field.
 
@@ -274,12 +274,12 @@ DLQ_ORIGIN_MESSAGE_ID: Final = "DLQ_ORIGIN_MESSAGE_ID"
 DLQ_RECONSUME_TIMES: Final = "DLQ_RECONSUME_TIMES"
 DLQ_REASON: Final = "DLQ_REASON"
 DLQ_REDRIVE_KEY: Final = "DLQ_REDRIVE_KEY"
-"""In a message that was sent from the dead letters to a topic again: which letter it was."""
+"""Property of a message that was sent from the dead letters to a topic again: the id of the letter."""
 REASON: Final = "reason"
 """The header field."""
 RETRY_DELAY_MS: Final = "delayMs"
-"""Another header field of CONSUMER_SEND_MSG_BACK that RocketMQ's own brokers ignore: the message is to come
-again after so many ms. Beside it stands the next longer level, which they take."""
+"""Another header field of CONSUMER_SEND_MSG_BACK that RocketMQ's brokers ignore: the ms after which the
+message is redelivered. Beside it the request has the next longer level, which they use."""
 
 REASON_LENGTH_MAX: Final = 500
 
@@ -287,10 +287,10 @@ _ONE_LINE: Final = dict.fromkeys(range(32), " ")
 
 
 def reason_of(error: BaseException | None) -> str:
-    """What a consumer says of the error that a message ended with; empty without one."""
+    """A consumer's words about the last error of a message; empty without one."""
     if error is None:
         return ""
-    text = "".join(traceback.format_exception_only(error)).strip()  # also of errors that cannot be printed
+    text = "".join(traceback.format_exception_only(error)).strip()  # also for errors that cannot be printed
     return _shortened(text.encode("utf-8", "backslashreplace").decode())
 
 
@@ -299,9 +299,9 @@ def _shortened(reason: str) -> str:
 
 
 def dead_letter_properties(properties: Mapping[str, str], times: int, reason: str = "") -> dict[str, str]:
-    """The properties that make a dead letter of a message that was tried `times` times.
+    """The properties of a dead letter for a message that was delivered `times` times.
 
-    One that was a dead letter before keeps its first origin.
+    A message that was a dead letter before keeps its first origin.
     """
     unique = properties.get(PROPERTY_UNIQUE_KEY) or properties.get(PROPERTY_ORIGIN_MESSAGE_ID)
     life = {
@@ -319,13 +319,12 @@ _SCHEDULE = SCHEDULE_TOPIC.encode()
 _TIMER = TIMER_TOPIC.encode()
 
 MARKERS = (b"TAGS\x01", b"KEYS\x01", b"UNIQ_KEY\x01")
-"""The names, with 0x01, of which a unit's code and a record's keys are made."""
+"""The names, with 0x01, from which a unit's code and a record's keys are made."""
 
 
 def property_value(properties: bytes, marker: bytes) -> bytes | None:
     """The value of a property in `name 0x01 value 0x02 …`, or None. `marker` is the name and 0x01. Of a
-    repeated name the last counts, and a property without a value is dropped: so the result equals Java's
-    map."""
+    repeated name the last counts, and a property without a value is dropped, as in Java's map."""
     at = properties.rfind(marker)
     while at >= 0:
         if at == 0 or properties[at - 1] == 2:
@@ -339,7 +338,7 @@ def property_value(properties: bytes, marker: bytes) -> bytes | None:
 
 
 def unit_code(topic: bytes, properties: bytes, store_timestamp: int, delays: Mapping[int, int]) -> int:
-    """The tags code of a record's queue unit; for a delayed record, the time at which it is due."""
+    """The tags code of a record's queue unit; for a delayed record, its due time."""
     if topic == _SCHEDULE:
         due = due_time(property_value(properties, b"DELAY\x01"), store_timestamp, delays)
         if due is not None:
@@ -351,19 +350,18 @@ def unit_code(topic: bytes, properties: bytes, store_timestamp: int, delays: Map
 
 
 class TagsAndKeys:
-    """Tags code and index keys of many messages that differ in little but their unique keys: what is around
-    that key is looked at once.
-    """
+    """Tags code and index keys of many messages that differ in little but their unique keys: the text around
+    that key is read once."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[bytes, bytes], tuple[int, bool]] = {}
-        self._before = self._after = b""  # what was around the last unique key
+        self._before = self._after = b""  # the text around the last unique key
         self._length = -1
         self._code = 0
 
     def of_all(self, texts: Iterable[bytes]) -> tuple[list[int], list[tuple[str, ...]]]:
-        """The result of `of` for each. The messages of a batch mostly have keys of the same length as
-        well."""
+        """The results of `of` for many messages. The messages of a batch mostly have keys of the same length
+        as well."""
         codes: list[int] = []
         keys: list[tuple[str, ...]] = []
         before, after, length, code = self._before, self._after, self._length, self._code
@@ -402,7 +400,7 @@ class TagsAndKeys:
         return known[0], (properties[start:stop].decode("utf-8", JAVA),)
 
     def _learn(self, around: tuple[bytes, bytes], properties: bytes) -> tuple[int, bool]:
-        if len(self._known) >= _KNOWN_MAX:  # all of it goes: senders choose the texts
+        if len(self._known) >= _KNOWN_MAX:  # the whole cache is dropped: senders choose the texts
             self._known.clear()
         several = properties.count(b"UNIQ_KEY\x01") > 1 or len(index_keys(properties)) != 1
         known = unit_code(b"", properties, 0, {}), several
@@ -411,16 +409,14 @@ class TagsAndKeys:
 
 
 def timer_due(text: bytes | None) -> int:
-    """When a record of the timer's topic is due, in ms since 1970, by its property TIMER_OUT_MS; 0 when that
-    is none.
-    """
+    """The due time of a record of the timer's topic, in ms since 1970, from its property TIMER_OUT_MS; 0
+    without a valid one."""
     return int(text) if text is not None and text.isdigit() else 0
 
 
 def due_time(level: bytes | None, store_timestamp: int, delays: Mapping[int, int]) -> int | None:
-    """When a record of that delay level is due; None without a level. A level above the table's is its
-    highest.
-    """
+    """The due time of a record of that delay level; None without a level. A level above the table's counts as
+    its highest."""
     try:
         number = min(int(level or b"0"), max(delays))
     except ValueError:
@@ -429,7 +425,7 @@ def due_time(level: bytes | None, store_timestamp: int, delays: Mapping[int, int
 
 
 def index_keys(properties: bytes) -> tuple[str, ...]:
-    """The keys that the index holds of a record: the unique key, then KEYS split at blanks."""
+    """The keys of a record in the index: the unique key, then KEYS split at blanks."""
     unique = property_value(properties, b"UNIQ_KEY\x01")
     keys = property_value(properties, b"KEYS\x01")
     if keys is None:
@@ -441,12 +437,11 @@ def index_keys(properties: bytes) -> tuple[str, ...]:
 
 
 def has_unit(sys_flag: int) -> bool:
-    """Whether a record gets a queue unit: not when it is PREPARED or ROLLBACK (which has both bits). Holds
-    for numpy arrays too.
-    """
+    """True if a record gets a queue unit: not a PREPARED or ROLLBACK one (ROLLBACK has both bits). Holds for
+    numpy arrays too."""
     return sys_flag & SYS_PREPARED == 0
 
 
 def is_indexed(sys_flag: int) -> bool:
-    """Whether a record's keys are indexed: not when it is ROLLBACK."""
+    """True if a record's keys are indexed: all but ROLLBACK records."""
     return sys_flag & SYS_ROLLBACK != SYS_ROLLBACK

@@ -6,9 +6,8 @@ reader of some fields only, such as a scan of the log, takes their form from thi
 `offset_of`). Checked against records of RocketMQ 4.9.7.
 
 `build_record` and `build_batch` take the fields as arguments, not as an object: the call is the cost of
-storing a message. For the same reason the loop of `build_batch` is a single function. With `decode_batch`
-they are the part of this module for a compiled twin: functions over buffers, without an object for each
-message.
+storing a message. For the same reason the loop of `build_batch` is a single function. These two and
+`decode_batch` have compiled counterparts: functions over buffers, without an object for each message.
 """
 
 from __future__ import annotations
@@ -60,13 +59,13 @@ FIELDS: Final = (
     ("prepared_transaction_offset", "q"),
     ("body_size", "i"),
 )
-"""Names and struct codes of what stands before the body; a host has 20 bytes instead when it is IPv6."""
+"""Names and struct codes of the fields before the body; a host has 20 bytes instead when it is IPv6."""
 MESSAGE_MAGIC: Final = 0xDAA320A7
 BLANK_MAGIC: Final = 0xCBD43194
-"""The magic of what closes a file of the log: its length, and this."""
+"""The magic of the record that closes a file of the log, which consists of its length and this."""
 
 HOST_BITS: Final = (0, SYS_BORNHOST_V6, SYS_STOREHOST_V6, SYS_HOST_BITS)
-"""What a sys flag can say of the two hosts; the layout depends on nothing else."""
+"""Combinations of the two host bits of a sys flag; the layout depends on nothing else."""
 
 
 def _codes(hosts: int) -> list[str]:
@@ -75,8 +74,8 @@ def _codes(hosts: int) -> list[str]:
 
 
 def part(*names: str, hosts: int = 0) -> Struct:
-    """A reader of these fields of a record, in order, which skips all others; its size is the end of the last
-    field. `hosts` are the host bits of the record's sys flag."""
+    """A reader of these fields of a record, in order; it skips all other fields, and its size is the end of
+    the last field. `hosts` are the host bits of the record's sys flag."""
     form, passed = ">", 0
     for (name, _), code in zip(FIELDS, _codes(hosts), strict=True):
         if name in names:
@@ -93,13 +92,13 @@ def parts(*names: str) -> dict[int, Struct]:
 
 
 def offset_of(name: str, hosts: int = 0) -> int:
-    """Where a field begins in a record with these host bits."""
+    """The offset of a field in a record with these host bits."""
     names = [known for known, _ in FIELDS]
     return calcsize(">" + "".join(_codes(hosts)[: names.index(name)]))
 
 
 def host_bits(born_host: bytes, store_host: bytes) -> int:
-    """The bits of the sys flag that tell of these hosts."""
+    """The bits of the sys flag for these hosts."""
     return (SYS_BORNHOST_V6 if len(born_host) == 20 else 0) | (
         SYS_STOREHOST_V6 if len(store_host) == 20 else 0
     )
@@ -112,12 +111,12 @@ _BODY_SIZE = parts("body_size")
 _PROPERTIES_LENGTH = Struct(">h")
 
 FIXED_SIZE: Final = _HEAD_V4.size + 3
-assert FIXED_SIZE == 91  # as in RocketMQ: files and peers rest on it
+assert FIXED_SIZE == 91  # as in RocketMQ: files and peers depend on it
 """Bytes of a record beside body, topic and properties, with two IPv4 hosts: the shortest that can be. An IPv6
 host takes 12 more; the three are the lengths of topic and properties."""
 PROPERTIES_MAX: Final = 32767
 BODY_MAX: Final = 16 * 1024 * 1024
-"""Bytes that a compressed body may grow to where no setting says it: four times what brokers take."""
+"""Bytes that a compressed body may grow to without a setting: four times the largest message of a broker."""
 
 
 @define
@@ -125,7 +124,7 @@ class Record:
     """A message on its way into the store. The store fills the last four fields.
 
     `body` is as it is stored (maybe compressed), `properties` is the text form, `born_host` the address of 4
-    or 16 bytes followed by 4 bytes of port, `keys` what the index gets (the unique key first).
+    or 16 bytes followed by 4 bytes of port, `keys` the keys for the index (the unique key first).
     """
 
     topic: str
@@ -149,7 +148,7 @@ class Record:
 NUL_IN_PROPERTIES: Final = (
     "the properties have the character NUL (0x00), which is what a power cut leaves of a page"
 )
-"""Why such properties are refused."""
+"""The reason to refuse such properties."""
 
 
 def crc32(body: bytes) -> int:
@@ -175,8 +174,7 @@ def build_record(
     properties: bytes,
 ) -> bytes:
     """One record of the commit log: its fields in their order. Times are ms, hosts have 8 or 20 bytes,
-    `topic` comes after its length byte.
-    """
+    `topic` follows its length byte."""
     form = _HEAD_V4 if len(born_host) == 8 == len(store_host) else _HEAD[host_bits(born_host, store_host)]
     head = form.pack(
         size,
@@ -208,13 +206,13 @@ def _shared_forms(hosts: int) -> tuple[Struct, Struct]:
 
 
 _SHARED = {hosts: _shared_forms(hosts) for hosts in HOST_BITS}
-"""What the heads of a batch's records have in common, from the born time on, and such a head around it."""
+"""The part that the heads of a batch's records have in common, from the born time on, and a head around
+it."""
 
 
 def decode_batch(body: bytes) -> list[tuple[int, bytes, str]]:
-    """The messages of a batch body as (flag, body, properties text), which is read as Java reads what is not
-    UTF-8. Raises RemoteProtocolError.
-    """
+    """The messages of a batch body as (flag, body, properties text); bytes that are not UTF-8 are read as
+    Java reads them. Raises RemoteProtocolError."""
     messages = []
     at, end = 0, len(body)
     try:
@@ -247,7 +245,7 @@ def build_batch(
     sent properties.
 
     Each record gets `suffix` after its properties, which may be no UTF-8: they are stored unchanged, as by
-    Java. `place` = (queue id, queue offset, physical offset, sys flag) of the first; the rest as for
+    Java. `place` = (queue id, queue offset, physical offset, sys flag) of the first record; the rest as for
     `build_record`. Raises RemoteProtocolError.
     """
     queue_id, queue_offset, position, sys_flag = place
@@ -324,7 +322,7 @@ def record_size(record: Record, store_host: bytes) -> int:
 
 
 def encode_record(record: Record, store_host: bytes) -> bytes:
-    """The record's bytes. The host bits of the sys flag tell of these hosts, whatever they were.
+    """The record's bytes. The host bits of the sys flag are set for these hosts.
 
     Raises LocalProtocolError when topic or properties are too long for their length fields.
     """
@@ -490,7 +488,7 @@ def decompress(body: bytes, sys_flag: int, body_max: int | None = None) -> bytes
 
 
 def _open_zlib(body: bytes, most: int) -> tuple[bytes, bool]:
-    """The plain bytes, at most one more than allowed, and whether the stream ended there."""
+    """The plain bytes, at most one more than allowed, and whether the stream ended within them."""
     stream = zlib.decompressobj()
     return stream.decompress(body, most + 1), stream.eof
 
@@ -505,7 +503,7 @@ def _open_zstd(body: bytes, most: int) -> tuple[bytes, bool]:
     stream = codec.ZstdDecompressor().decompressobj()
     parts, at, room = [], 0, most
     try:
-        # It has no limit of its own, so it is given no more blocks at a time than there is room for.
+        # It has no limit of its own, so it gets at most as many blocks at a time as there is room for.
         while at < len(body) and room >= 0 and not stream.eof:
             step = max(_ZSTD_BLOCK, room // _ZSTD_OPEN_BLOCK * _ZSTD_BLOCK)
             parts.append(stream.decompress(body[at : at + step]))
@@ -561,7 +559,7 @@ def host_bytes(text: str) -> bytes:
 def record_of(
     message: StoredMessage, topic: str, queue_id: int, properties: Mapping[str, str], code: int | None = None
 ) -> Record:
-    """A record that stores `message` once more, elsewhere; its body must be as it was stored.
+    """A record that stores `message` again, in another place; its body must be in its stored form.
 
     `code` is the tags code, by default that of the TAGS property.
     """

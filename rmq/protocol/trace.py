@@ -4,7 +4,8 @@ A trace message is in the trace topic, with the ids and keys of its messages as 
 contexts. A context is fields separated by 0x01 and ends with 0x02; there is no escaping. Older clients write
 fewer fields. The form is that of 4.9's TraceDataEncoder, oddities included: an absent text is the word null.
 
-`STORE` is ours: a broker has stored a message. It has the fields of a sent message; Java's tools skip it.
+`STORE` is an addition of rmq: a broker has stored a message. It has the fields of a sent message; Java's
+tools skip it.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ CONTEXT_END: Final = "\x02"
 
 
 class TraceType(Enum):
-    """What happened: sent, stored, about to be consumed, consumed, a transaction ended."""
+    """Kind of an event: sent, stored, about to be consumed, consumed, a transaction ended."""
 
     PUB = "Pub"
     STORE = "Store"
@@ -32,7 +33,7 @@ class TraceType(Enum):
 
 
 class TraceMessageType(Enum):
-    """The kind of a traced message; on the wire its place in this list."""
+    """The kind of a traced message; on the wire its index in this list."""
 
     NORMAL = 0
     TRANSACTION_HALF = 1
@@ -81,7 +82,7 @@ def encode(context: TraceContext) -> str:
 
 
 def index_keys(context: TraceContext) -> list[str]:
-    """The keys by which the trace message is found: ids and keys of the messages, each once."""
+    """The keys under which the trace message is found: ids and keys of the messages, each once."""
     found: dict[str, None] = {}
     for bean in context.beans:
         found |= dict.fromkeys(f"{bean.message_id} {bean.keys or ''}".split())

@@ -38,7 +38,7 @@ def banner(
     also: Mapping[str, str] | None = None,
     health: Health | None = None,
 ) -> str:
-    """The text for a start. `also`: what else the proxy listens for, and where."""
+    """The text for a start. `also`: further listeners and their addresses."""
     lines = [f"rmq proxy listens on {', '.join(addresses)} (gRPC)", f"  name servers  {config.namesrv_addr}"]
     lines += [f"  {what:<13} {where}" for what, where in (also or {}).items()]
     if not is_loopback(config.bind_address):
@@ -47,7 +47,7 @@ def banner(
 
 
 async def serve(start: Start) -> None:
-    """Be a proxy until SIGTERM or SIGINT. Raises as `service.run`."""
+    """Run a proxy until SIGTERM or SIGINT. Raises as `service.run`."""
     config, tls = start.settings
     server = partial(run, config, tls=tls, plugin_settings=start.texts)
     health = Health(port="it does not listen yet")

@@ -1,7 +1,7 @@
 """ProxiedCluster: the cluster behind a proxy, shared by the gateways of all clients.
 
-A call of a client that has to ask a broker is a task, as the client library's functions are async; the tasks
-are bounded, and the bound is shared out by account and address.
+A call of a client that needs a broker is a task, as the client library's functions are async; the tasks are
+bounded, and accounts and addresses have shares of the bound.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ PRODUCER_GROUP: Final = "rmq-proxy"
 TOPICS_MAX: Final = 100_000
 """Topics whose routes are in memory."""
 ANNOUNCE_SECONDS: Final = 0.2
-"""Between two heartbeats for new groups and producers."""
+"""Seconds between two heartbeats for new groups and producers."""
 LEAVING_SECONDS: Final = 5.0
-"""At the end of the proxy: time for messages to be given back and groups to be left."""
+"""Seconds at the end of the proxy for giving back messages and leaving groups."""
 
 Work = Callable[[], Awaitable[None]]
 Fail = Callable[[RmqError], None]
 
 
 class ProxiedCluster:
-    """See the module. `tasks` end with the proxy; `secret` is known to the proxies of a cluster, and to them
-    alone, where it is not empty."""
+    """The cluster behind a proxy. `tasks` end with the proxy; `secret`, if not empty, is known to the proxies
+    of a cluster alone."""
 
     def __init__(
         self, config: ProxyConfig, session: Session, tasks: anyio.abc.TaskGroup, secret: bytes
@@ -67,14 +67,14 @@ class ProxiedCluster:
     # ---- tasks ----
 
     def start(self, holders: Holders, work: Work, fail: Fail) -> None:
-        """Do work for a client in a task; its RmqError goes to `fail`. Raises SystemBusy without a place."""
+        """Run a client's work in a task; `fail` gets its RmqError. Raises SystemBusy without a place."""
         if full := self.calls.full(holders):
             raise for_code(ResponseCode.SYSTEM_BUSY, f"of the calls at brokers (proxyMaxCalls) {full}")
         self.calls.add(holders)
         self._begin(work, fail, holders)
 
     def tidy(self, work: Work) -> None:
-        """Do work of the proxy's own; a failure is logged."""
+        """Run work of the proxy's own; a failure is logged."""
         self._begin(work, lambda error: log.info("%s", error), None)
 
     def _begin(self, work: Work, fail: Fail, holders: Holders | None) -> None:
@@ -97,7 +97,7 @@ class ProxiedCluster:
                 self._idle.set()
 
     async def finish(self) -> None:
-        """Wait until no task works, for a few seconds at most: no new calls come."""
+        """Wait until no task works, for a few seconds at most: no new calls come any more."""
         with anyio.move_on_after(LEAVING_SECONDS):
             while self._working:
                 self._idle = anyio.Event()
@@ -106,7 +106,7 @@ class ProxiedCluster:
     # ---- groups and producers ----
 
     def group(self, name: str) -> ProxiedGroup:
-        """The member of a group, which the brokers are told of with the next heartbeat."""
+        """The member of a group, which the next heartbeat announces to the brokers."""
         known = self.session.members.get(name)
         if isinstance(known, ProxiedGroup):
             return known
@@ -114,8 +114,8 @@ class ProxiedCluster:
         return made
 
     def announce(self, topics: Iterable[str]) -> None:
-        """Tell the brokers of these topics which groups and producers are here, together with all that come
-        meanwhile. Raises SystemBusy when very many topics wait."""
+        """Announce the proxy's groups and producers to the brokers of these topics, together with those that
+        join in between. Raises SystemBusy when very many topics wait."""
         for topic in topics:
             self.check_room(topic)
             if len(self._unknown) >= TOPICS_MAX:
@@ -127,7 +127,7 @@ class ProxiedCluster:
             self.tidy(self._announce)
 
     async def _announce(self) -> None:
-        """Learn missing routes, then send a heartbeat, which goes to the brokers of known routes."""
+        """Get missing routes, then send a heartbeat, which goes to the brokers of known routes."""
         try:
             while self._is_due:
                 self._is_due = False
@@ -143,18 +143,18 @@ class ProxiedCluster:
             self._is_announcing = False
 
     def left(self, group: ProxiedGroup) -> None:
-        """A client has left a group: with the last one, the proxy leaves."""
+        """Note that a client has left a group: with the last client, the proxy leaves."""
         if group.is_empty and self.session.members.get(group.group) is group:
             del self.session.members[group.group]
             self.tidy(lambda: self._leave(consumer=group.group))
 
     async def _leave(self, *, producer: str = "", consumer: str = "") -> None:
         known = self.session.producers if producer else self.session.members
-        if (producer or consumer) not in known:  # else one has come back
+        if (producer or consumer) not in known:  # else a client has come back
             await self.session.leave(producer=producer or None, consumer=consumer or None)
 
     def producer(self, topic: str) -> ProxiedProducer:
-        """The producer of a topic, that brokers may ask for the ends of half messages."""
+        """The producer of a topic, which brokers may ask for the ends of half messages."""
         known = self.session.producers.get(topic)
         if isinstance(known, ProxiedProducer):
             return known
@@ -162,13 +162,14 @@ class ProxiedCluster:
         return made
 
     def stopped_producing(self, topic: str, producer: ProxiedProducer) -> None:
-        """A client sends no more: with the last one, the proxy is no producer of the topic."""
+        """Note that a client sends no more: with the last client, the proxy is no producer of the topic."""
         if producer.is_empty and self.session.producers.get(topic) is producer:
             del self.session.producers[topic]
             self.tidy(lambda: self._leave(producer=topic))
 
     def mark(self, account: str) -> str:
-        """The mark of an account: it tells a broker's readers nothing, and only a proxy can make it."""
+        """The mark of an account: a text without information for a broker's readers, which only a proxy can
+        make."""
         if not account:
             return ""
         return hmac.new(self._secret, account.encode(), hashlib.sha256).hexdigest()[:24]
@@ -180,7 +181,7 @@ class ProxiedCluster:
             raise for_code(ResponseCode.SYSTEM_BUSY, f"the proxy knows {TOPICS_MAX} topics already")
 
     def metrics(self) -> list[Metric]:
-        """Figures of the calls at brokers."""
+        """Figures of the calls to brokers."""
         members, producers, more = len(self.session.members), len(self.session.producers), self.clients.used
         return [
             single("proxy_calls", "gauge", "Calls at brokers that are not answered yet", self.calls.used),

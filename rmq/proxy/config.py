@@ -49,7 +49,7 @@ class ProxyConfig(ServerSettings):
 def account_of_proxy(config: ProxyConfig) -> Credentials | None:
     """The account with which the proxy signs its requests; None without one. Raises ConfigError.
 
-    An account of the proxy without accounts of its clients would give everybody its permissions.
+    An account of the proxy without accounts of its clients would give every client its permissions.
     """
     if not config.proxy_access_key:
         return None

@@ -1,8 +1,8 @@
 """ClusterGateway: the `rmq.gateway.Gateway` of a proxy's client, over the brokers of a cluster.
 
-Permissions are checked here, by the accounts of the proxy, before a broker is asked: to the brokers all
-requests are the proxy's. A receive that its client gives up goes on at the broker until its time, and the
-messages that it still gets are given back, as an answer that nobody waits for would be lost.
+The gateway checks permissions, by the accounts of the proxy, before it sends a request: to the brokers all
+requests are the proxy's. A receive that its client gives up continues at the broker until its time, and its
+messages are given back, because no client waits for them any more.
 """
 
 from __future__ import annotations
@@ -54,9 +54,10 @@ if TYPE_CHECKING:
     from rmq.shares import Holders
 
 HANDLES_MAX: Final = 10_000
-"""Messages of one client that are given back when the client ends; others come again when their time ends."""
+"""Messages of one client that are given back when the client ends; others are redelivered when their leases
+end."""
 TOPICS_OF_A_CLIENT: Final = 1_000
-"""Topics that a client sends to, or that its subscriptions of one group name."""
+"""Topics that a client sends to, or that its subscriptions of one group have."""
 GROUPS_OF_A_CLIENT: Final = 100
 NACKS_AT_ONCE: Final = 16
 """Requests in flight that give back the messages of a client."""
@@ -68,11 +69,11 @@ _STATUSES: Final = {
 
 
 class Host(Protocol):
-    """The host of a client, as the gateway needs it. Also a `rmq.plugin.Peer`."""
+    """The host of a client, with the parts that the gateway uses. Also a `rmq.plugin.Peer`."""
 
     @property
     def is_closed(self) -> bool:
-        """Whether the client has ended."""
+        """True if the client has ended."""
 
     @property
     def holders(self) -> Holders:
@@ -87,7 +88,7 @@ class Host(Protocol):
 
 
 class ClusterGateway:
-    """See the module."""
+    """The gateway of one client; the module has the rules."""
 
     def __init__(self, cluster: ProxiedCluster, host: Host) -> None:
         self.client_id = ""
@@ -301,7 +302,7 @@ class ClusterGateway:
         return await cluster.takes.take(broker, request, settings.in_order, seconds)
 
     def _keep(self, group: str, topic: str, found: Sequence[TakenMessage], invisible_ms: int) -> None:
-        """Keep the handles of messages that a client has."""
+        """Keep the handles of messages that a client holds."""
         now, handles = self._cluster.session.now(), self._handles
         while handles:
             first = next(iter(handles))
@@ -369,7 +370,7 @@ class ClusterGateway:
     # ---- the end ----
 
     def end(self) -> None:
-        """The client has ended: leave its groups, and give back the messages that it has."""
+        """Leave the groups of a client that has ended, and give back its messages."""
         for group in self._groups.values():
             group.remove(self)
             self._cluster.left(group)

@@ -1,8 +1,7 @@
 """Members: the groups and producers of a proxy's clients, as the brokers see them.
 
-To the brokers the proxy is one client: a member of each group that any of its clients consumes as, and a
-producer of each topic that any of them sends transactions to. Questions of brokers and administrators go to
-one of the clients.
+To the brokers the proxy is one client: a member of each group of its clients, and a producer of each topic to
+which its clients send transactions. Questions of brokers and administrators go to one of the clients.
 """
 
 from __future__ import annotations
@@ -70,17 +69,17 @@ class ProxiedGroup:
 
     @property
     def is_empty(self) -> bool:
-        """Whether no client is a member any more."""
+        """True if no client is a member any more."""
         return not self._uses
 
     def add(self, owner: Owner, wanted: Mapping[str, str], on_question: OnQuestion) -> None:
-        """Have a client as a member, with these subscriptions."""
+        """Add a client as a member, with these subscriptions."""
         now_ms = self._session.now_ms()
         subscriptions = {topic: _subscription(topic, text, now_ms) for topic, text in wanted.items()}
         self._uses[owner] = _Use(subscriptions, on_question)
 
     def remove(self, owner: Owner) -> None:
-        """Have a client no longer as a member."""
+        """Remove a client from the members."""
         self._uses.pop(owner, None)
 
     def describe(self) -> ConsumerData:
@@ -98,10 +97,10 @@ class ProxiedGroup:
         return [found[topic] for topic in sorted(found)]
 
     def rebalance_soon(self) -> None:
-        """Do nothing: there are no queues to share."""
+        """Do nothing: the member has no queues to share."""
 
     def reconnected(self) -> None:
-        """Do nothing: receives go on by themselves."""
+        """Do nothing: receives continue by themselves."""
 
     def reset_offsets(self, topic: str, offsets: dict[MessageQueue, int]) -> None:
         """Do nothing: the brokers have the offsets."""
@@ -126,16 +125,16 @@ class ProxiedGroup:
         return ConsumerHealth(self.group, (), 0, 0, 0, (), ())
 
     def check_ready(self) -> None:
-        """Return: a member needs no queues."""
+        """Do nothing: a member needs no queues."""
 
     async def lag(self) -> dict[MessageQueue, int]:
-        """Nothing: no queue is this client's alone."""
+        """No rows: no queue is this client's alone."""
         return {}
 
     # ---- questions of administrators ----
 
     def ask(self, question: Question) -> None:
-        """Put a question to the first client that can be asked. Raises ResponseError without one."""
+        """Put a question to the first client that can answer it. Raises ResponseError without one."""
         refusal: ResponseError | None = None
         for use in self._uses.values():
             try:
@@ -146,7 +145,7 @@ class ProxiedGroup:
         raise refusal or ResponseError(ResponseCode.SYSTEM_ERROR, f"no client of group {self.group} is here")
 
     def consume_directly(self, request: Command, connection: Connection) -> Command | None:
-        """Have a client consume one message that an administrator sends, and answer later."""
+        """Let a client consume one message that an administrator sends, and answer later."""
         message = decode_record(request.body, body_max=self._session.config.max_body_size)
 
         def answer(result: object) -> None:
@@ -192,7 +191,7 @@ def _subscription(topic: str, text: str, now_ms: int) -> SubscriptionData:
 
 
 class ProxiedProducer:
-    """The producers of a topic among a proxy's clients; to a broker one that knows the ends of half
+    """The producers of a topic among a proxy's clients; to a broker one producer that knows the ends of half
     messages."""
 
     def __init__(self, name_of: Callable[[str], str]) -> None:
@@ -202,19 +201,19 @@ class ProxiedProducer:
 
     @property
     def is_empty(self) -> bool:
-        """Whether no client sends to the topic any more."""
+        """True if no client sends to the topic any more."""
         return not self._uses
 
     def add(self, owner: Owner, on_check: OnCheck) -> None:
-        """Have a client as a producer."""
+        """Add a client as a producer."""
         self._uses[owner] = on_check
 
     def remove(self, owner: Owner) -> None:
-        """Have a client no longer as a producer."""
+        """Remove a client from the producers."""
         self._uses.pop(owner, None)
 
     def check(self, message: StoredMessage, header: CheckTransactionStateRequestHeader, address: str) -> None:
-        """Ask one of the clients of the account that sent a half message."""
+        """Send a check-back to one of the clients of the account that sent the half message."""
         sender = message.properties.pop(SENDER, "")
         able = [(owner, on_check) for owner, on_check in self._uses.items() if owner.mark == sender]
         if not able:
@@ -228,7 +227,7 @@ class ProxiedProducer:
 
 
 def transaction_name(place: str, queue_offset: int, broker: str, mark: str) -> str:
-    """The text that names a half message at a broker to clients of one account."""
+    """The name of a half message at a broker for clients of one account."""
     return f"{place}.{queue_offset}.{mark}.{broker}"
 
 

@@ -41,7 +41,7 @@ class ProxyPeer(ServerDoorPeer):
 
     @property
     def is_closed(self) -> bool:
-        """Whether the client has ended."""
+        """True if the client has ended."""
         return self._is_ended or self._connection.is_closed
 
     @property
@@ -55,7 +55,7 @@ class ProxyPeer(ServerDoorPeer):
         return self
 
     def leader(self) -> None:
-        """As `rmq.doors.DoorHost.leader`: a proxy takes messages for all masters."""
+        """None: a proxy takes messages for all masters. See `rmq.doors.DoorHost.leader`."""
 
     def gateway(self) -> ClusterGateway:
         """As `rmq.gateway.GatewayHost.gateway`."""
@@ -80,7 +80,7 @@ class ProxyPeer(ServerDoorPeer):
             self.closed()
 
     def closed(self) -> None:
-        """The connection has ended, or the client on it: forget all that is kept for it."""
+        """Forget the state of a connection or a client on it that has ended."""
         for other in list(self._others):
             other.end_client()
         self._is_ended = True

@@ -51,7 +51,7 @@ LOOK_SECONDS: Final = 10.0
 ROUTES_MS: Final = 30_000
 SEND_MS: Final = 3_000
 CLUSTER: Final = "cluster"
-"""The part of a proxy's health that the name servers are."""
+"""The part of a proxy's health that stands for the name servers."""
 PORT_KEY: Final = "grpcPort"
 
 
@@ -67,7 +67,7 @@ class ProxyClient(Client):
 
 
 class ProxyServer:
-    """A proxy, as its plug-ins need it."""
+    """A proxy, with the parts that its plug-ins use."""
 
     def __init__(self, config: ProxyConfig, on_pending: Callable[[], None] | None) -> None:
         self.config = config
@@ -85,7 +85,7 @@ class ProxyServer:
 def client_of(
     config: ProxyConfig, tls: TlsConfig, network: Network, credentials: Credentials | None
 ) -> ProxyClient:
-    """The client that asks brokers and name servers."""
+    """The client for requests to brokers and name servers."""
     settings = ClientConfig(
         request_timeout_ms=config.proxy_request_timeout,
         send_timeout_ms=SEND_MS,
@@ -110,12 +110,11 @@ async def run(
     plugin_settings: Mapping[str, str] | None = None,
     task_status: anyio.abc.TaskStatus[list[str]] = anyio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Run a proxy until `stop` is set, or until cancelled. `started` gets the addresses as bound; `also` is
-    filled with the other listeners. `client` and `now_ms` are for tests. `plugin_settings` are texts for
-    plug-ins.
+    """Run a proxy until `stop` is set, or until cancelled. `started` gets the addresses as bound; `also` gets
+    the other listeners. `client` and `now_ms` are for tests. `plugin_settings` are texts for plug-ins.
 
     Raises PortInUse or OSError when it cannot listen, ConfigError or PluginRefused for unusable settings.
-    Cancelled: connections are closed; messages that clients have come again at once.
+    Cancelled: connections are closed; the clients' messages are redelivered at once.
     """
     config, tls = applied(config, tls or TlsConfig())
     network = network or TcpNetwork()
@@ -171,7 +170,7 @@ async def run(
 
 
 async def _look(session: Session, health: Health) -> NoReturn:
-    """Look again and again whether a name server answers."""
+    """Check repeatedly whether a name server answers."""
     while True:
         try:
             await session.name_servers.route(AUTO_CREATE_TOPIC, session.brokers.timeout)
@@ -179,10 +178,10 @@ async def _look(session: Session, health: Health) -> NoReturn:
         except Unreachable as error:
             health.lacks(CLUSTER, str(error))
         except RmqError:
-            health.has(CLUSTER)  # it has answered, without such a topic
+            health.has(CLUSTER)  # it has answered that it has no such topic
         await anyio.sleep(LOOK_SECONDS)
 
 
 def _nothing_to_answer(*given: object) -> NoReturn:
-    """Stands where servers answer requests of RocketMQ's."""
+    """Stand-in for the handler of RocketMQ's requests, which a proxy does not serve."""
     raise AssertionError("a proxy answers no requests of RocketMQ's")

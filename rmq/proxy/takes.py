@@ -1,8 +1,8 @@
 """Takes: the requests of per-message delivery to the brokers of a cluster, with handles as texts.
 
 A handle is RocketMQ's text, with the place of the message in the log as its ninth word, so that a message can
-be sent to the dead letters by its handle. RocketMQ's brokers from 5.0 on understand all of it; those of 4.x
-refuse the first request.
+be made a dead letter by its handle. RocketMQ's brokers from 5.0 on understand all of it; those of 4.x refuse
+the first request.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def parse_handle(text: str) -> Handle:
 
 @contextmanager
 def renewing_route(session: Session, topic: str) -> Iterator[None]:
-    """Have the route of a topic looked up soon when the block fails as it does at a broker that is gone, or
+    """Query the route of a topic soon when the block fails in a way that shows a broker that has stopped or
     is no master any more."""
     try:
         yield
@@ -128,7 +128,7 @@ class Takes:
     async def take(
         self, broker: str, request: TakeRequest, in_order: bool, seconds: float
     ) -> list[TakenMessage]:
-        """Take messages of a topic at a broker, waiting for them for so long."""
+        """Take messages of a topic at a broker, waiting for them for `seconds`."""
         header = PopMessageRequestHeader(
             request.consumer_group,
             request.topic,
@@ -149,8 +149,8 @@ class Takes:
     # ---- acknowledge ----
 
     async def acknowledge(self, group: str, topic: str, handles: Sequence[str]) -> list[RmqError | None]:
-        """Acknowledge messages: the outcome of each handle. A broker gets one request, and where that fails a
-        request for each handle, as a second acknowledgement is a success. Raises nothing."""
+        """Acknowledge messages: the outcome of each handle. Each broker gets one request, and if that fails a
+        request for each handle, as a second acknowledgement is a success. Never raises."""
         outcomes: list[RmqError | None] = [None] * len(handles)
         by_broker: dict[str, list[tuple[int, Handle]]] = {}
         for at, text in enumerate(handles):
@@ -168,7 +168,7 @@ class Takes:
         return outcomes
 
     async def _ack_batch(self, broker: str, group: str, topic: str, handles: Sequence[Handle]) -> bool:
-        """Acknowledge by one request; return whether all are."""
+        """Acknowledge by one request; return whether all handles succeeded."""
         takes: dict[tuple[int, int, int, int, str, int], list[int]] = {}
         for one in handles:
             key = one.queue_id, one.start, one.taken_ms, one.invisible_ms, one.kind, one.revive
@@ -203,7 +203,7 @@ class Takes:
     # ---- extend, give back, dead letters ----
 
     async def extend(self, group: str, topic: str, text: str, invisible_ms: int) -> str:
-        """Have a message come again `invisible_ms` after now; returns the new handle."""
+        """Redeliver a message `invisible_ms` after now; returns the new handle."""
         handle = parse_handle(text)
         response = await self._change(group, topic, handle, invisible_ms, {})
         fields = response.read(ChangeInvisibleTimeResponseHeader)
@@ -218,7 +218,7 @@ class Takes:
         )
 
     async def nack(self, group: str, topic: str, text: str, *, counts: bool) -> None:
-        """Have a message come again at once; `counts`: the attempt has failed."""
+        """Redeliver a message at once; `counts`: the attempt has failed."""
         more = {NACK_KIND: "true" if counts else UNSEEN}
         await self._change(group, topic, parse_handle(text), 0, more)
 
@@ -232,7 +232,7 @@ class Takes:
 
     async def dead_letter(self, group: str, topic: str, text: str) -> RmqError | None:
         """Send a message to the dead letters of a group, then acknowledge it: when the acknowledgement fails,
-        the message comes again. Returns the outcome."""
+        the message is redelivered. Returns the outcome."""
 
         async def work() -> None:
             handle = parse_handle(text)
@@ -250,7 +250,7 @@ class Takes:
 
 
 POP_SPAN: Final = 100_000
-"""Offsets that the bits of one acknowledgement may lie apart."""
+"""Largest distance of offsets in the bits of one acknowledgement."""
 
 
 def _messages_of(response: Command, broker: str, topic: str) -> list[TakenMessage]:
@@ -277,8 +277,8 @@ def _messages_of(response: Command, broker: str, topic: str) -> list[TakenMessag
 
 
 def _named(message: StoredMessage) -> Handle | None:
-    """The handle that a broker of RocketMQ put into a message. None when the property is not this delivery's
-    handle: the message may have been copied with it."""
+    """The handle in a message from a RocketMQ broker. None when the property is not this delivery's handle:
+    the message may have been copied with it."""
     text = message.properties.get(HANDLE)
     if text is None:
         return None

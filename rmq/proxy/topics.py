@@ -1,4 +1,4 @@
-"""Topics and groups of a cluster, as the brokers know them, with a memory for some seconds."""
+"""Topics and groups of a cluster, as the brokers know them, kept for some seconds."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 KNOWN_MAX: Final = 50_000
-"""Topics or groups in memory; then all are forgotten."""
+"""Topics or groups in memory; above it all are forgotten."""
 MESSAGE_TYPE: Final = "message.type"
 FAILURES: Final = (*NETWORK_ERRORS, NoRoute, RemoteProtocolError, ResponseError)
 
 
 @define
 class Memory(Generic[T]):
-    """Values that hold for some seconds."""
+    """Values that are kept for some seconds."""
 
     seconds: float
     _values: dict[str, tuple[T, float]] = field(factory=dict)
@@ -65,9 +65,8 @@ class Topics:
         self._groups = Memory[DeliverySettings](seconds)
 
     async def parts(self, name: str) -> list[TopicAtBroker]:
-        """The parts of a topic at the masters that the route names. Raises ResponseError: TOPIC_NOT_EXIST, or
-        SERVICE_NOT_AVAILABLE while no name server answers or no master is there.
-        """
+        """The parts of a topic at the masters in the route. Raises ResponseError: TOPIC_NOT_EXIST, or
+        SERVICE_NOT_AVAILABLE while no name server answers or no master is up."""
         session = self._session
         try:
             rotation = await session.rotation(name, session.brokers.timeout)
@@ -80,7 +79,7 @@ class Topics:
         writes = Counter(queue.broker_name for queue in route.publish_queues)
         brokers = [one for one in sorted({*reads, *writes}) if session.routes.master(one) is not None]
         if not brokers:
-            session.refresh_soon(name)  # the next master may be there by now
+            session.refresh_soon(name)  # the next master may be up by now
             remark = f"no master of topic {name} is there now"
             raise for_code(ResponseCode.SERVICE_NOT_AVAILABLE, remark)
         kind = await self._types.get(name, session.now(), lambda: self._type(name, brokers))
@@ -90,7 +89,7 @@ class Topics:
         ]
 
     async def _type(self, name: str, brokers: list[str]) -> str:
-        """The type of a topic's messages; empty when the brokers do not say: RocketMQ's of 4.x do not."""
+        """The type of a topic's messages; empty when the brokers do not report it: RocketMQ 4.x does not."""
         for broker in brokers:
             header = GetTopicConfigRequestHeader(name)
             body = await self._ask(broker, Command.request(codes.GET_TOPIC_CONFIG, header))
@@ -104,8 +103,8 @@ class Topics:
         return ""
 
     async def settings(self, group: str) -> DeliverySettings:
-        """How messages are delivered to a group, as the first broker that answers says; RocketMQ's defaults
-        when none does."""
+        """The settings of per-message delivery of a group, by the first broker that answers; RocketMQ's
+        defaults when none does."""
         return await self._groups.get(group, self._session.now(), lambda: self._settings(group))
 
     async def _settings(self, group: str) -> DeliverySettings:
@@ -130,7 +129,7 @@ class Topics:
 
 
 def settings_of(config: SubscriptionGroupConfig) -> DeliverySettings:
-    """The delivery that a group's configuration says."""
+    """The delivery settings in a group's configuration."""
     attempts, policy = max(1, config.retry_max_times + 1), policy_of(config.group_retry_policy)
     in_order = bool(config.consume_message_orderly)
     if policy.is_exponential:

@@ -26,17 +26,17 @@ class Address:
 
     @property
     def is_tls(self) -> bool:
-        """Whether TLS is asked for by the scheme."""
+        """True if the scheme asks for TLS."""
         return self.scheme in ("tls", "wss")
 
     @property
     def is_websocket(self) -> bool:
-        """Whether WebSocket is asked for by the scheme."""
+        """True if the scheme asks for WebSocket."""
         return self.scheme in ("ws", "wss")
 
     @property
     def is_literal(self) -> bool:
-        """Whether the host is an IP address, so that no name has to be looked up."""
+        """True if the host is an IP address, so that no name has to be looked up."""
         return is_literal(self.host)
 
     @property
@@ -76,14 +76,14 @@ def join_address(host: str, port: int) -> str:
 
 
 def port_before(address: str) -> str:
-    """The same host at the port before: where a RocketMQ broker whose log is handed out at `address` answers
-    requests."""
+    """The same host at the port before: the port for requests of a RocketMQ broker that hands out its log at
+    `address`."""
     at = split_address(address)
     return join_address(at.host, at.port - 1)
 
 
 def is_literal(host: str) -> bool:
-    """Whether `host` is an IP address, so that no name has to be looked up."""
+    """True if `host` is an IP address, so that no name has to be looked up."""
     try:
         ipaddress.ip_address(host)
     except ValueError:

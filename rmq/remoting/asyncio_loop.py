@@ -33,12 +33,12 @@ class Turn:
         """Waiters that are resolved and whose tasks are still to run; None outside of a turn."""
 
     def begin(self) -> None:
-        """Gather the waiters that are resolved from now on."""
+        """Gather the waiters that are resolved until `end`."""
         self.due = []
 
     def end(self) -> None:
-        """Run the tasks of the gathered waiters. Raises what ends the loop, such as KeyboardInterrupt; in
-        this case the other tasks run in the loop's next turn."""
+        """Run the tasks of the gathered waiters. Raises an error that ends the loop, such as
+        KeyboardInterrupt; in this case the other tasks run in the loop's next turn."""
         due, self.due = self.due, None
         if not due:
             return
@@ -85,7 +85,7 @@ class AsyncioWaiter(asyncio.Future[Any]):
     def fail(self, error: BaseException) -> None:
         if not self.done():
             self.set_exception(error)
-            self.exception()  # marks it as seen: nobody may be waiting any more
+            self.exception()  # marks it as seen: perhaps no task waits any more
             self._finished()
 
     def wake(self) -> None:
@@ -125,13 +125,13 @@ class AsyncioWaiter(asyncio.Future[Any]):
 
 
 class AsyncioPoller:
-    """See the module. One serves any number of connections of the running loop."""
+    """Reads the sockets of any number of connections of the running loop; see the module."""
 
     is_running: Final = True
     spares_tasks: Final = False
     """A client has few connections, and calls over each of them."""
     alone: Final = -1
-    """No descriptor is treated otherwise for being the only one."""
+    """No descriptor has a treatment of its own for being the only one."""
 
     def __init__(self) -> None:
         loop = asyncio.get_running_loop()
@@ -143,7 +143,7 @@ class AsyncioPoller:
         self._call_soon(send)
 
     def note(self, descriptor: int) -> None:
-        """A chunk has come from a descriptor: nothing to do."""
+        """Do nothing: a chunk has come from a descriptor."""
 
     async def attend(self, descriptor: int, on_readable: Callable[[], bool]) -> None:
         """Call `on_readable` whenever the descriptor can be read, until it returns False, or raises an error,
@@ -167,7 +167,7 @@ class AsyncioPoller:
             finally:
                 turn.end()
 
-        # It is called outside of any task, where only this says which library runs.
+        # The loop calls it outside of any task, where only this variable says which library runs.
         sniffio.current_async_library_cvar.set("asyncio")
         loop.add_reader(descriptor, read)
         try:

@@ -26,8 +26,8 @@ log = logging.getLogger(__name__)
 
 def cancel_requests() -> int:
     """The number of cancellations of the running asyncio task that were requested and not withdrawn; 0 on
-    trio, and in a thread without a loop. Taken before foreign code runs, and given to `as_failure` and
-    `withdraw` afterwards."""
+    trio, and in a thread without a loop. Call this before foreign code runs, and give the result to
+    `as_failure` and `withdraw` afterwards."""
     task = _asyncio_task()
     return 0 if task is None else task.cancelling()
 
@@ -41,7 +41,7 @@ def _asyncio_task() -> asyncio.Task[Any] | None:
 
 
 def is_cancellation(error: BaseException) -> bool:
-    """Whether an error is trio's or asyncio's cancellation, whichever of them runs this task."""
+    """True if an error is trio's or asyncio's cancellation, whichever of them runs this task."""
     known = (sys.modules.get("trio"), "Cancelled"), (sys.modules.get("asyncio"), "CancelledError")
     return any(module is not None and isinstance(error, getattr(module, name)) for module, name in known)
 
@@ -61,16 +61,16 @@ def as_failure(error: BaseException, requests: int = 0) -> Exception | None:
 
 
 def raise_failure(failure: Exception, error: BaseException) -> NoReturn:
-    """Raise what `as_failure` made of `error`, while that is being handled."""
+    """Raise the result of `as_failure` for `error`, while `error` is being handled."""
     if failure is error:
         raise
     raise failure from error
 
 
 async def resume_when_cancelled_alone(work: Callable[[], Awaitable[None]], whose: str) -> None:
-    """Run `work`, and again when only this task is cancelled and not the scope that it runs in, for example
-    by a handler that ends itself: only the handler of `whose` work knows the task. Cancelled with its scope:
-    `work` is."""
+    """Run `work`, and run it again when only this task is cancelled and not the scope that it runs in, for
+    example by a handler that cancels its own task: only the handler of `whose` work knows the task. Cancelled
+    with its scope: `work` is cancelled."""
     requests = cancel_requests()
     while True:
         try:
@@ -84,7 +84,7 @@ async def resume_when_cancelled_alone(work: Callable[[], Awaitable[None]], whose
 
 def withdraw(error: BaseException, requests: int) -> bool:
     """Withdraw a cancellation that was requested of the running task alone, and not of the scope that it runs
-    in: for tasks of rmq's own, of which the application sees only its handler. False for any other error."""
+    in. For tasks of rmq's own, of which the application sees only its handler. False for any other error."""
     if not is_cancellation(error) or _is_scope_cancelled():
         return False
     task = _asyncio_task()

@@ -3,12 +3,12 @@
 How bytes move. The reader waits until the stream is readable, reads a chunk, decodes it, wakes the calls
 whose responses came, hands all requests of the chunk to the endpoint in a single call, and then sends the
 whole outbox itself: two loop operations for a chunk, none for a message. When the peer does not take
-everything, the reader waits until it does, so a peer that does not read is not read from. A server's `Poller`
+everything, the reader waits for the peer: from a peer that does not read nothing is read. A server's `Poller`
 does the same in a single task for many connections, and leaves work that must wait to the reader, which has
-no task group until it needs a second task: thousands of connections are idle. A writer
-task exists only after a write outside the endpoint's `handle` (a late reply), and wakes only for such writes.
-Deadlines of calls are in the table of pending requests; a single task, asleep until the earliest deadline,
-serves all calls. Runs on trio and on asyncio.
+no task group until it needs a second task: thousands of connections are idle. A writer task exists only after
+a write outside the endpoint's `handle` (a late reply), and wakes only for such writes. Deadlines of calls are
+in the table of pending requests; a single task, asleep until the earliest deadline, serves all calls. Runs on
+trio and on asyncio.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 FIRST_READ_BYTES = 64 * 1024
-"""Reads grow to `limits.receive_bytes` only while they come back full: a large buffer costs 14 µs."""
+"""First size of a read; reads grow to `limits.receive_bytes` only while they come back full, because a large
+buffer costs 14 µs."""
 
 
 _SLOTS: Final = (
@@ -80,8 +81,8 @@ class Connection(SendingSide):
     """A peer over a stream.
 
     `state` is for the owner (a client id, a session). `active_at` is the time of the last byte, in the loop's
-    seconds. `signer`, if set, signs each request when it is sent. `reason` says why the connection
-    `is_closed`; it `fell_silent` when the peer stopped answering and no byte came.
+    seconds. `signer`, if set, signs each request when it is sent. `reason` is the reason why the connection
+    `is_closed`; `fell_silent` is true if the peer stopped answering and sent no byte.
     """
 
     __slots__ = _SLOTS
@@ -97,17 +98,17 @@ class Connection(SendingSide):
         signer: Callable[[Command], Command] | None = None,
         poller: Poller | AsyncioPoller | None = None,
     ) -> None:
-        """`first` is the bytes already read from the stream, to detect its protocol. Unsent bytes count
-        against `budget`. `poller` reads the stream where possible."""
+        """`first` are the bytes that were read to detect the protocol. Unsent bytes count against `budget`.
+        `poller` reads the stream where possible."""
         usable = stream.reads_now and poller is not None and poller.is_running
         super().__init__(stream, limits or Limits(), poller if usable else None)
         self._endpoint, self._first = endpoint, first
         self.peer_address, self.local_address = stream.peer, stream.local
         self.state: dict[str, Any] = {}
         self._signer = signer
-        self.is_signing = signer is not None  # then requests must come as commands
+        self.is_signing = signer is not None  # then calls need commands, no ready frames
         self.reset_on_close = stream.reset_on_close
-        self.has_received = False  # a whole frame came: tells a peer that works from one that hangs up
+        self.has_received = False  # a whole frame came: the peer works, and does not only connect
         self._decoder = Decoder(
             self._limits.frame_bytes,
             max_header=self._limits.header_bytes,
@@ -119,10 +120,10 @@ class Connection(SendingSide):
         self._at_end = False  # the poller has read to the stream's end
         self._rest: list[Command] = []  # requests of the last chunk whose turn has not come
         self._budget = budget or MemoryBudget(1 << 62)
-        self._half_since = math.inf  # when the frame began that is not complete yet
+        self._half_since = math.inf  # begin of the incomplete frame
         self._pending: dict[int, PendingRequest] = {}
         self._deadlines = Deadlines(self._pending, self._now, self._time_out)
-        self._heard_at = -math.inf  # when bytes of the peer last came
+        self._heard_at = -math.inf  # arrival of the peer's last bytes
         self._silence = Silence()
         self._abandoned: tuple[int, Any] | None = None  # a request whose caller was cancelled, and its waiter
         self.fell_silent = False
@@ -131,7 +132,7 @@ class Connection(SendingSide):
     def __repr__(self) -> str:
         return f"<Connection {self.local_address} to {self.peer_address}{' closed' * self.is_closed}>"
 
-    # --- for everybody ----------------------------------------------------------------------------
+    # --- calls and closing ------------------------------------------------------------------------
 
     async def call(self, command: Command | Framed, timeout: float) -> Command:
         """Send a request and return its response, whatever its code.
@@ -170,13 +171,12 @@ class Connection(SendingSide):
                 self._make_room()
 
     def _abandon(self, opaque: int, waiter: Any, deadline: float) -> None:
-        """Forget a request whose caller was cancelled, but keep the one with the earliest deadline. Its
-        time-out shows a silent peer also where no caller waits as long as a request may take."""
+        """Forget a request of a cancelled caller, but keep the earliest: its time-out shows a silent peer."""
         kept, pending = self._abandoned, self._pending
         if self.is_closed:
             del pending[opaque]
         elif kept is None or (entry := pending.get(kept[0])) is None or entry[0] is not kept[1]:
-            self._abandoned = opaque, waiter  # of an earlier one the response has come, or its time was over
+            self._abandoned = opaque, waiter  # the response of an earlier one has come, or its time was over
         elif entry[1] <= deadline:
             del pending[opaque]
         else:
@@ -188,12 +188,12 @@ class Connection(SendingSide):
         self._put(encode(command if self._signer is None else self._signer(command)))
 
     def reply(self, response: Command) -> None:
-        """Send a response, soon. Dropped when the connection has ended. One that has no frame (passed on from
-        a peer, or a bug) is logged; its asker gets a SYSTEM_ERROR."""
+        """Send a response, soon. Dropped when the connection has ended. A response that cannot be encoded
+        (forwarded from a peer, or a bug) is logged; the peer gets a SYSTEM_ERROR."""
         try:
             frame = encode(response)
         except LocalProtocolError as error:
-            # Whoever calls this may be serving another connection, or a loop of the service.
+            # The caller may be serving another connection, or a loop of the service.
             log.error("%s gets an error instead of its answer: %s", self.peer_address, error, exc_info=error)
             frame = encode(unsendable(response, error))
         self.write(frame)
@@ -204,7 +204,7 @@ class Connection(SendingSide):
         if self.is_closed:
             return
         self.is_closed, self.reason, self._cause = True, reason, cause
-        # A frame that was not taken to its end is none to the peer. Closed by this side, the rest is sent.
+        # To the peer an incomplete frame is no frame. When this side closes, the rest is sent.
         taken = self._outbox.taken if self._is_mute and not self._is_torn else math.inf
         for waiter, _, _, _, end in list(self._pending.values()):
             waiter.fail(ConnectionLost(self.peer_address, cause or reason, was_sent=end <= taken))
@@ -216,7 +216,7 @@ class Connection(SendingSide):
             self._solo.cancel()
 
     def finish(self, reason: str) -> None:
-        """As `close`; the peer sees the end right behind the last byte if it takes all that waits now."""
+        """Close the connection; the peer sees the end directly behind the last byte if it takes all now."""
         self.flush()
         if not self._outbox.size:
             self._stream.end_sending()
@@ -224,8 +224,7 @@ class Connection(SendingSide):
 
     def expire(self, now: float) -> float:
         """Close the connection if it was idle too long or a frame is incomplete for too long. Return the time
-        of the next check: a frame that begins later, or a peer that takes nothing, has its own time from then
-        on."""
+        of the next check: a frame that begins later has its full time."""
         if self.is_closed:
             return math.inf
         if now - self._half_since >= self._limits.frame_seconds:
@@ -244,7 +243,7 @@ class Connection(SendingSide):
         return math.inf
 
     async def run(self) -> None:
-        """Serve the connection until it ends, then close the stream and tell the endpoint. The reason is
+        """Serve the connection until it ends, then close the stream and inform the endpoint. The reason is
         logged, not raised, since a peer's bytes must not end the service of other peers; the same when
         cancelled."""
         try:
@@ -290,7 +289,7 @@ class Connection(SendingSide):
                         self._wake_writer()
                     await self._read(is_resumed=is_resumed)
                 finally:
-                    self.close("cancelled")  # others still run before the group has ended
+                    self.close("cancelled")  # other tasks still run before the group has ended
                     self._tasks.cancel_scope.cancel()
 
     async def _read(self, *, is_resumed: bool = False) -> None:
@@ -310,7 +309,7 @@ class Connection(SendingSide):
                         self._wake_writer()
                 is_resumed = False
                 if self._rest or self._decoder.has_more:
-                    await anyio.lowlevel.checkpoint()  # others have their turn
+                    await anyio.lowlevel.checkpoint()  # other connections have their turn
                     self._go_on()
                     continue
                 if outbox.size + self._decoder.buffered != self._held:
@@ -322,7 +321,7 @@ class Connection(SendingSide):
                     if self._at_end:
                         break
                     continue
-                # The data gets no name: while we wait, nobody need hold the chunk that was read before.
+                # The data gets no name: during the wait no variable should hold the last chunk.
                 if not self._received(await receive(self._read_bytes)):
                     break
             self._end("closed by the peer", None)
@@ -335,7 +334,7 @@ class Connection(SendingSide):
             self._failed(error)
 
     def _on_readable(self) -> bool:
-        """Read and handle a chunk now; False when something is left that the reader has to wait for."""
+        """Read and handle a chunk now; False when the reader must wait to continue."""
         data = self._stream.receive_now(self._read_bytes)
         if data is None:
             return True
@@ -355,12 +354,12 @@ class Connection(SendingSide):
         )
 
     def _is_slow(self) -> bool:
-        """Whether a frame is not complete for longer than an honest one takes."""
+        """True if a frame is incomplete for longer than an honest peer takes."""
         return self._now() - self._half_since > PATIENCE_SECONDS
 
     def waste(self, now: float) -> float:
         """Seconds for which a frame is incomplete, or the peer takes no waiting bytes; more for a peer that
-        never sent a whole frame, less with few bytes held. On a draw the larger holder is worse."""
+        never sent a whole frame, less with few held bytes. On a draw the larger holder counts as worse."""
         seconds = max(now - min(self._half_since, self._taken_at), 0.0)
         factor = 1.0 if self.has_received else UNPROVED_FACTOR
         return (seconds * factor if self._held > SMALL_BYTES else seconds / 1000) + self._held * 1e-12
@@ -394,7 +393,7 @@ class Connection(SendingSide):
             self._rest = [] if taken is None else requests[max(1, taken) :]
 
     def _go_on(self) -> None:
-        """With the requests that are here already."""
+        """Handle the requests that are already read."""
         if self._rest:
             self._serve(self._rest)
             return
@@ -405,7 +404,8 @@ class Connection(SendingSide):
             self._ask()
 
     def _ask(self) -> None:
-        """Ask whether a large body shall come, else drop it; answer the requests that could not be read."""
+        """Ask the endpoint about a large body, and drop the body after a refusal; answer the requests that
+        could not be read."""
         for response in self._decoder.refused:
             log.debug("%s: request %d is refused: %s", self.peer_address, response.opaque, response.remark)
             self.reply(response)
@@ -435,14 +435,14 @@ class Connection(SendingSide):
                         entry[0].resolve(command)
                     else:
                         self._endpoint.on_response(command, self)
-        # Answers that come several at a time are followed by several requests: then gather them first.
+        # Several responses at a time are followed by several requests: gather these first.
         self._is_eager = responses < 2
         return requests
 
     # --- bytes held -------------------------------------------------------------------------------
 
     def abort(self, reason: str) -> None:
-        """End it at once: nothing more is sent."""
+        """End the connection at once: nothing more is sent."""
         if not self.is_closed:
             log.warning("closing %s: %s", self.peer_address, reason)
             self._is_mute = True
@@ -451,8 +451,8 @@ class Connection(SendingSide):
     def _count(self) -> None:
         """Report the held bytes to the budget.
 
-        Called where bytes stay, not where they pass. A closed connection only gives back, or its bytes would
-        count for ever.
+        Called where bytes are kept, not where they pass through. A closed connection only gives back, or its
+        bytes would count for ever.
         """
         held = self._outbox.size + self._decoder.buffered
         if held != self._held and not (held and self.is_closed):
@@ -463,7 +463,7 @@ class Connection(SendingSide):
                 self._look()
 
     def _look(self) -> None:
-        """Ask the endpoint about the body of the unfinished frame before more of the body comes."""
+        """Ask the endpoint about the body of the unfinished frame before more of the body is read."""
         self._decoder.look()
         if self._decoder.head is not None or self._decoder.refused:
             self._ask()
@@ -488,12 +488,12 @@ class Connection(SendingSide):
         return deadline - self._now()
 
     def _time_out(self, over: list[PendingRequest], now: float) -> None:
-        """Fail the calls whose time is over, and end a connection that receives nothing any more."""
+        """Fail the calls whose time is over, and end a connection that receives no bytes any more."""
         for waiter, _, code, seconds, _ in over:
             is_mute = self._heard_at == -math.inf
             waiter.fail(RequestTimeout(self.peer_address, code, seconds, is_mute=is_mute))
         if self._rest or self._decoder.has_more or self._budget.is_tight:
-            return  # the peer may have said something that was not read yet
+            return  # bytes of the peer may have come that were not read yet
         if self._silence.is_broken(over, self._heard_at, now):
             self.fell_silent = True
             silent = now - self._silence.since
@@ -509,13 +509,14 @@ class Connection(SendingSide):
         self.close(reason, cause)
 
     def _failed(self, error: Exception) -> None:
-        """End it by a bug, of the endpoint or of ours; the peers of other connections are still served."""
+        """End the connection after a bug, of the endpoint or of this class; the peers of other connections
+        are still served."""
         log.error("closing %s after an unexpected error: %s", self.peer_address, error, exc_info=error)
         self.close(f"an unexpected error: {type(error).__name__}: {error}", error)
 
     async def _close_stream(self) -> None:
-        """Send within `linger_seconds`, as far as the peer takes it, and close the stream, cancelled or
-        not."""
+        """Send the outbox within `linger_seconds`, as far as the peer takes it, and close the stream; also
+        when cancelled."""
         if not self._outbox.size and self._stream.close_now():
             return
         with anyio.move_on_after(self._limits.linger_seconds, shield=True):

@@ -26,14 +26,15 @@ class Endpoint(Protocol):
     """
 
     asks_early: bool = False
-    """Whether `on_head` is called as soon as more than 64 KiB of a frame wait and its header is here: where
-    headers tell strangers from others."""
+    """True if `on_head` is called as soon as more than 64 KiB of a frame wait and its header is complete: for
+    endpoints whose headers distinguish strangers from other peers."""
     lanes: Lanes | AnswerReader | None = None
-    """Of the compiled engine: with lanes, runs of plain sends are handed over as one value each; a reader of
-    answers is for an endpoint that asks."""
+    """Options of the compiled engine: with lanes, a run of plain sends is handed over as one value; a reader
+    of responses is for an endpoint that sends requests."""
 
     def on_open(self, connection: Connection) -> None:
-        """A server has accepted a peer; called before its first request. Not for dialled connections."""
+        """Note a peer that a server has accepted; called before its first request. Not called for dialled
+        connections."""
         return
 
     @abstractmethod
@@ -45,25 +46,22 @@ class Endpoint(Protocol):
         """
 
     def begin_round(self) -> None:
-        """A round begins: until `end_round`, which comes before any task has its turn, the chunks of several
+        """Begin a round: until `end_round`, which comes before any task has its turn, the chunks of several
         connections are handed over. Work that costs as much for a single chunk as for all may wait until
         `end_round`."""
         return
 
     def end_round(self) -> None:
-        """All chunks of the round are handed over: do the work left for its end. Never raises."""
+        """Do the work that is left for the end of a round, after all its chunks. Never raises."""
         return
 
     def on_head(self, head: Command, body_bytes: int, connection: Connection) -> Command | None:
-        """The header of a frame of more than `limits.ask_bytes` has come, its body has not: None accepts the
-        body, a response refuses it, so that it is read and dropped."""
+        """Decide about the body of a frame of more than `limits.ask_bytes`, of which only the header has
+        come: None accepts the body, a response refuses it, so that the body is read and dropped."""
         return None
 
     def on_response(self, response: Command, connection: Connection) -> None:
-        """A response that no `call` waits for: to a request sent by `notify`, or one that comes too late.
-
-        Called before `handle` gets the requests of the same chunk.
-        """
+        """Take a response that no `call` waits for: to a request sent by `notify`, or a late one."""
         log.debug("%s: late response to request %d", connection.peer_address, response.opaque)
 
     def on_close(self, connection: Connection) -> None:

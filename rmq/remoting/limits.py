@@ -13,19 +13,20 @@ import attrs
 KIB = 1024
 MIB = 1024 * KIB
 TURN_SECONDS = 0.002
-"""For how long the requests of one connection are handled before others get their turn."""
+"""Seconds for which the requests of one connection are handled before others have their turn."""
 LONGEST_TURN_SECONDS = 0.005
-"""The same where none of them costs more than `ORDINARY_SECONDS`."""
+"""The same, where none of the requests costs more than `ORDINARY_SECONDS`."""
 TURN_REQUESTS = 1024
-"""How many requests are handled in one turn at most."""
+"""Requests that are handled in one turn, at most."""
 SENDS_OF_A_LOOK = 8
-"""After so many sends the clock is read, to see whether a turn is over; after any other request at once."""
+"""Sends between two looks at the clock, to see whether a turn is over; after any other request it is read at
+once."""
 ORDINARY_SECONDS = 20e-6
-"""What a request may cost so that `TURN_SECONDS` do not count: each turn costs a write and a send."""
+"""Seconds that a request may cost for the longer turn: each turn costs a write and a send."""
 
 
 def turn_is_over(seconds: float, count: int) -> bool:
-    """Whether `count` requests that took `seconds` are enough for one turn."""
+    """True if `count` requests that took `seconds` are enough for one turn."""
     if seconds <= TURN_SECONDS:
         return count >= TURN_REQUESTS
     return seconds > min(LONGEST_TURN_SECONDS, count * ORDINARY_SECONDS) or count >= TURN_REQUESTS
@@ -33,20 +34,20 @@ def turn_is_over(seconds: float, count: int) -> bool:
 
 @attrs.frozen(kw_only=True)
 class Limits:
-    """Bounds of connections. Every one ends in a logged reason, never in growth."""
+    """Bounds of connections. A connection over a bound is refused or closed with a logged reason."""
 
     frame_bytes: int = 16 * MIB
-    """The longest frame that is accepted. A longer one is refused, one of more than four times as many bytes
-    ends its connection."""
+    """The longest frame that is accepted. A longer frame is refused; a frame of more than four times as many
+    bytes ends its connection."""
     header_bytes: int = 256 * KIB
     """The longest header of a frame that is read. A message's properties have 32,767 bytes at most, and JSON
-    may need six for each. A request with a longer one is refused."""
+    may need six for each. A request with a longer header is refused."""
     ask_bytes: int = MIB
-    """The body of a longer frame is collected only after the endpoint has seen its header (`on_head`)."""
+    """Frame size past which the body is collected only after the endpoint has seen the header (`on_head`)."""
     decoded_frames: int = 1024
     """Frames that are decoded at once; an ordinary chunk has fewer."""
     receive_bytes: int = 256 * KIB
-    """The most that is read, and therefore handled, at once: the unit of fairness between connections."""
+    """Bytes that are read, and therefore handled, at once: the unit of fairness between connections."""
     pause_bytes: int = 256 * KIB
     """Unsent bytes of responses past which a peer is not read from until it has read them."""
     outbox_bytes: int = 64 * MIB
@@ -54,43 +55,42 @@ class Limits:
     busy_bytes: int = 4 * MIB
     """Unsent bytes past which new calls wait for room before they are encoded."""
     pending_requests: int = 65_535
-    """Calls of one connection that wait for a response; more of them wait for room."""
+    """Calls of one connection that wait for a response; further calls wait for room."""
     connections: int = 20_000
-    """Connections of one server; one more is accepted and closed at once."""
+    """Connections of one server; a further one is accepted and closed at once."""
     connections_per_address: int = 0
-    """Those of one address, or of one IPv6 network of 64 bits; 0: as many as are free."""
+    """Connections of one address, or of one IPv6 network of 64 bits; 0: as many as are free."""
     new_connections_per_address: int = 0
-    """Handshakes of one address that may fail in a second, four times as many at once; 0: any number. What is
-    over it waits."""
+    """Handshakes of one address that may fail in a second, four times as many at once; 0: any number. Further
+    handshakes wait."""
     idle_seconds: float = 120.0
-    """A connection on which no byte moved for so long is closed (Java: channelMaxIdleTimeSeconds)."""
+    """Seconds without a byte after which a connection is closed (Java: channelMaxIdleTimeSeconds)."""
     stall_seconds: float = 15.0
-    """A peer that takes nothing of what waits for it for so long is cut off."""
+    """Seconds after which a peer that takes no waiting bytes is cut off."""
     frame_seconds: float = 60.0
-    """A frame that has begun must be complete within this time."""
+    """Seconds within which a frame that has begun must be complete."""
     handshake_seconds: float = 10.0
-    """For a TLS handshake, and for a WebSocket upgrade, once each has begun."""
+    """Seconds for a TLS handshake, and for a WebSocket upgrade, once each has begun."""
     connect_seconds: float = 3.0
-    """For name lookup, connecting and handshakes of a dial together (Java: connectTimeoutMillis)."""
+    """Seconds for name lookup, connecting and handshakes of a dial together (Java: connectTimeoutMillis)."""
     keepalive_seconds: float = 15.0
-    """After so long without traffic the system asks whether the peer is there (TCP keepalive); 0: never."""
+    """Seconds without traffic after which the system probes the peer (TCP keepalive); 0: never."""
     unacknowledged_seconds: float = 30.0
-    """What the peer's system does not acknowledge within this time ends the connection (TCP_USER_TIMEOUT, on
-    Linux); 0: as the system has it, a quarter of an hour."""
+    """Seconds without an acknowledgement by the peer's system that end the connection (TCP_USER_TIMEOUT, on
+    Linux); 0: the system's default, a quarter of an hour."""
     linger_seconds: float = 1.0
-    """How long a closing connection may take to send what is in its outbox, and the closing messages of TLS
-    and WebSocket.
-    """
+    """Seconds that a closing connection has to send its outbox and the closing messages of TLS and
+    WebSocket."""
 
     @property
     def stall_scan_seconds(self) -> float:
-        """How often owners look for peers that take nothing."""
+        """Seconds between two looks for peers that take nothing."""
         return min(self.stall_seconds / 6, self.scan_seconds)
 
     @property
     def scan_seconds(self) -> float:
-        """How often owners look for idle connections at most: they live at most a twelfth longer than
-        allowed."""
+        """Longest time between two looks for idle connections, in seconds: they live at most a twelfth longer
+        than allowed."""
         return min(self.idle_seconds / 12, self.frame_seconds / 6)
 
     def scan_at(self, now: float, expiries: Iterable[float]) -> float:
@@ -102,23 +102,24 @@ class Limits:
 
 BUDGET_BYTES: Final = 256 * MIB
 RELIEF_SECONDS: Final = 5.0
-"""How long a peer whose frame takes long is not read from while the process holds too much."""
+"""Seconds for which a peer with a slow frame is not read from while the process holds too much."""
 SMALL_BYTES: Final = 64 * 1024
-"""Peers that hold less are read from even when the budget is tight."""
+"""Bytes below which a peer is read from even when the budget is tight."""
 PATIENCE_SECONDS: Final = 1.0
-"""So are those whose unfinished frame is younger: an honest one is here by then."""
+"""Age of an unfinished frame below which its peer is read from, too: an honest frame is complete by then."""
 TIGHT_SECONDS: Final = 10.0
 UNPROVED_SECONDS: Final = 2.0
-"""An older frame is cut off while the budget is tight; of a peer that never sent a whole one so soon."""
+"""Age of a frame at which its peer is cut off while the budget is tight; the second, for a peer that never
+sent a whole frame."""
 UNPROVED_FACTOR: Final = 8.0
-"""So many times as long counts what a peer holds that never sent a whole frame."""
+"""Factor for the time of held bytes of a peer that never sent a whole frame."""
 LEFT: Final = 7 / 8
-"""To what share of the budget use is brought down by cutting peers off, so that this happens seldom."""
+"""Share of the budget to which cutting peers off lowers its use, so that this happens seldom."""
 
 
 def patience(*, is_proved: bool) -> float:
-    """For how many seconds a peer may owe the rest of a frame while the budget is tight; `is_proved`: the
-    peer has sent a whole frame."""
+    """Seconds for which a peer may owe the rest of a frame while the budget is tight; `is_proved`: the peer
+    has sent a whole frame."""
     return TIGHT_SECONDS if is_proved else UNPROVED_SECONDS
 
 
@@ -126,10 +127,10 @@ class BudgetHolder(Protocol):
     """A holder of bytes in a MemoryBudget, such as a connection; identified by identity."""
 
     def abort(self, reason: str) -> None:
-        """End at once, and drop the held bytes."""
+        """End the holder at once, and drop the held bytes."""
 
     def expire(self, now: float) -> object:
-        """End if the wait for its peer was too long."""
+        """End the holder if it waited for its peer for too long."""
 
     def waste(self, now: float) -> float:
         """Seconds for which held bytes led to no result: holders with most seconds are cut off first."""
@@ -156,18 +157,18 @@ class MemoryBudget:
 
     @property
     def is_tight(self) -> bool:
-        """Whether large holders should not be read from for now."""
+        """True if large holders should not be read from for now."""
         return self.held > self.most // 2
 
     async def relief(self) -> None:
-        """Return when use is not tight any more, or after `RELIEF_SECONDS`: a waiting reader reads a chunk
-        now and then, so that a nearly whole frame can end. Cancelled: nothing is left."""
+        """Wait until use is no longer tight, or for `RELIEF_SECONDS`: a waiting reader reads a chunk now and
+        then, so that a nearly whole frame can end. Cancelled: no state is left."""
         with anyio.move_on_after(RELIEF_SECONDS):
             while self.is_tight:
                 await anyio.sleep(RELIEF_SECONDS / 20)
 
     def holders(self) -> list[BudgetHolder]:
-        """The holder of some of the budget."""
+        """The holders of parts of the budget."""
         return list(self._holders)
 
     def hold(self, holder: BudgetHolder, size: int) -> None:
@@ -214,8 +215,8 @@ class AddressRate:
         self._full_at: dict[str, float] = {}  # address -> when its bucket will be full; last seen last
 
     def take(self, address: str, now: float, count: int = 1) -> bool:
-        """Whether an address may have `count` more now, in seconds; a refusal takes nothing. It may exceed
-        the rest of its bucket, so that no `count` is too large for ever."""
+        """Let an address have `count` more now, in seconds, if its bucket has any; a refusal takes nothing.
+        `count` may exceed the rest of the bucket, so that no `count` is too large for ever."""
         full_at = max(now, self._full_at.pop(address, now))
         allowed = full_at + self._step / 2 < now + self._burst
         if self._step:
@@ -224,7 +225,7 @@ class AddressRate:
         return allowed
 
     def left(self, address: str, now: float) -> float:
-        """How many an address may have now."""
+        """The number that an address may have now."""
         if not self._step:
             return math.inf
         return (now + self._burst - max(now, self._full_at.get(address, now))) / self._step
@@ -239,7 +240,8 @@ class AddressRate:
 
 
 def network_of(peer: str) -> str:
-    """The IPv4 address, or the IPv6 network of 64 bits, that a peer of this ``ip:port`` is counted under."""
+    """The key under which a peer at this ``ip:port`` is counted: its IPv4 address, or its IPv6 network of 64
+    bits."""
     host = peer.rpartition(":")[0]
     if not host.startswith("["):
         return host

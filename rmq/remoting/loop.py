@@ -1,7 +1,8 @@
 """The few event-loop primitives of the hot path, in trio's own form or through anyio, and `Wakeup`.
 
 anyio's versions work on both loops; the loops' own cost a third less per wait, so a stream and a connection
-ask once which loop runs them and keep the functions. On asyncio trio is not loaded, for that takes 50 ms.
+look once which loop runs them, and keep its functions. On asyncio trio is not loaded, because loading takes
+50 ms.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ import sniffio
 
 from rmq.errors import LocalProtocolError, StrayCancellation
 
-if TYPE_CHECKING:  # trio's programs need not wait 15 ms for it: functions that run on it import it
+if TYPE_CHECKING:  # programs on trio need not wait 15 ms for it: functions that run on asyncio import it
     import asyncio
 
     import anyio.abc
@@ -62,7 +63,7 @@ class Scope(AbstractContextManager[Any], Protocol):
 
 @attrs.frozen
 class Loop:
-    """The running event loop, as far as remoting needs it."""
+    """The running event loop, with the functions that remoting needs."""
 
     name: str
     now: Callable[[], float]
@@ -73,18 +74,19 @@ class Loop:
     scope: Callable[..., Scope]
     """A cancel scope; `deadline` is on this clock."""
     call_at: Callable[..., asyncio.TimerHandle] | None = None
-    """Where the loop has timers without tasks: a wait that one ends costs a third of one in a scope."""
+    """A timer without a task, where the loop has such timers: a wait that a timer ends costs a third of a
+    wait in a scope."""
     tasks: Callable[[], AbstractAsyncContextManager[Any]] = anyio.create_task_group
     """A group of tasks, `Tasks`. Each task of trio's own takes 1.5 KB less than one of anyio's."""
     poller: Callable[[], AsyncioPoller] | None = None
-    """What reads the sockets of a client's connections, where the loop calls functions for sockets."""
+    """Makes the reader of a client's sockets, where the loop calls functions for sockets."""
 
 
 # --- errors of streams: trio's where trio is loaded, so that trio's own tools know them, else anyio's ---
 
 
 def broken(text: str) -> Exception:
-    """The error of a stream whose peer, or the network in between, is gone."""
+    """The error of a stream whose peer or network has failed."""
     trio = sys.modules.get("trio")
     return anyio.BrokenResourceError(text) if trio is None else trio.BrokenResourceError(text)
 
@@ -109,7 +111,7 @@ def disconnect_errors(*others: type[Exception]) -> tuple[type[Exception], ...]:
 
 
 def disconnect_or_close_errors() -> tuple[type[Exception], ...]:
-    """To be caught where `broken` or `closed` may be raised."""
+    """Exceptions for an `except` clause around code that may raise `broken` or `closed`."""
     trio = sys.modules.get("trio")
     ours = (anyio.BrokenResourceError, anyio.ClosedResourceError)
     return ours if trio is None else (trio.BrokenResourceError, trio.ClosedResourceError, *ours)
@@ -130,7 +132,7 @@ async def _wait_writable(sock: socket.socket) -> None:
 
 
 _asyncio_loops: tuple[asyncio.AbstractEventLoop | None, Loop | None] = (None, None)
-"""The loop that was asked for last, and its functions: each thread that has one runs few."""
+"""The loop of the last call, and its functions, for each thread."""
 
 
 def _asyncio_loop() -> Loop:
@@ -140,7 +142,7 @@ def _asyncio_loop() -> Loop:
     running = asyncio.get_running_loop()
     known, loop = _asyncio_loops
     if known is not running or loop is None:
-        from rmq.remoting import asyncio_loop  # not before: on trio nobody waits for asyncio to be loaded
+        from rmq.remoting import asyncio_loop  # not earlier: on trio asyncio is not loaded
 
         loop = Loop(
             "asyncio",
@@ -158,14 +160,14 @@ def _asyncio_loop() -> Loop:
 
 
 def forget_loop() -> None:
-    """Called before the running loop gets another clock: the next call of `current_loop` returns a new
-    object."""
+    """Forget the known loop, before the running loop gets another clock: the next call of `current_loop`
+    returns a new object."""
     global _asyncio_loops
     _asyncio_loops = (None, None)
 
 
 _trio_loop: Any = None
-"""The module of that name, once it is loaded: an import statement takes time each time."""
+"""A module by its name, once it is loaded: an import statement takes time on every call."""
 
 
 def current_loop() -> Loop:
@@ -173,7 +175,7 @@ def current_loop() -> Loop:
     global _trio_loop
     if "trio" in sys.modules:
         if _trio_loop is None:
-            from rmq.remoting import trio_loop  # not before: on asyncio nobody waits for trio to be loaded
+            from rmq.remoting import trio_loop  # not earlier: on asyncio trio is not loaded
 
             _trio_loop = trio_loop
         if _trio_loop.is_running():
@@ -195,7 +197,7 @@ def running_loop() -> object | None:
 
 
 def asyncio_loop() -> object | None:
-    """The asyncio loop that runs this code; None on trio, and where none runs. It costs less than
+    """The asyncio loop that runs this code; None on trio, and without a loop. It costs less than
     `running_loop`."""
     asyncio = sys.modules.get("asyncio")
     return None if asyncio is None else asyncio._get_running_loop()
@@ -214,7 +216,7 @@ def check_loop(opened_on: object | None, what: str) -> None:
 
 def task_context() -> Context:
     """A copy of the context variables, in which a function that the loop calls outside of any task may start
-    tasks: on asyncio only a variable says there which library runs."""
+    tasks: on asyncio only a variable of the context says which library runs."""
     context = copy_context()
     if asyncio_loop() is not None:
         context.run(sniffio.current_async_library_cvar.set, "asyncio")
@@ -230,7 +232,7 @@ def thread_safe_call() -> Callable[..., object]:
         return trio.lowlevel.current_trio_token().run_sync_soon
     import asyncio
 
-    # In the context of this task: in that of the other thread nothing says which library runs.
+    # In the context of this task: the context of another thread does not say which library runs.
     return partial(asyncio.get_running_loop().call_soon_threadsafe, context=task_context())
 
 
@@ -244,7 +246,7 @@ class Wakeup:
         self._waiter: Waiter | None = None
 
     def set(self) -> None:
-        """Wake the task that waits, or the next that waits."""
+        """Wake the waiting task, or the next task that waits."""
         self._is_set = True
         if self._waiter is not None:
             self._waiter.resolve(None)
@@ -283,7 +285,7 @@ class Wakeup:
 
 
 RESTART_SECONDS: Final = (1.0, 60.0)
-"""First and longest pause before a task is started again."""
+"""First and longest pause before a restart of a task, in seconds."""
 
 log = logging.getLogger("rmq.tasks")
 
@@ -296,14 +298,14 @@ def unwrap_groups() -> Iterator[None]:
     group.
 
     When several tasks failed at the same time, Ctrl-C takes precedence, and after it the first error; its
-    notes name the rest. A group of several errors that a single task raised stays as it is; of a group with a
-    single error, as of nested task groups, that error comes out.
+    notes name the other errors. A group of several errors that a single task raised stays as it is; of a
+    group with a single error, as of nested task groups, that error comes out.
     """
     try:
         yield
     except BaseExceptionGroup as group:
         failed = [error for error in group.exceptions if _others(error, None)]
-        if not failed:  # only cancellations, which belong to whoever cancelled
+        if not failed:  # only cancellations, which belong to the canceller
             raise
         ended = [error for one in failed for error in _others(one, None) if not isinstance(error, Exception)]
         error = ended[0] if ended else failed[0]
@@ -331,7 +333,8 @@ async def supervise(
     errors: type[Exception] | tuple[type[Exception], ...] = Exception,
     longest_pause: float = RESTART_SECONDS[1],
 ) -> None:
-    """Run a task again after a pause when it fails by an error of `errors`. Ends when the task returns."""
+    """Run a task, and again after a pause when it fails by an error of `errors`. Ends when the task
+    returns."""
     first, longest = RESTART_SECONDS
     pause = first
     while True:
@@ -347,7 +350,7 @@ async def supervise(
 
 
 async def run_cooperatively(work: Generator[None, None, T]) -> T:
-    """Run long work that yields at intervals, while other tasks are served in between. Return its result."""
+    """Run long work that yields at intervals, and serve other tasks between its parts. Return its result."""
     while True:
         try:
             next(work)
@@ -360,12 +363,12 @@ async def run_cooperatively(work: Generator[None, None, T]) -> T:
 class TaskGroupScope:
     """Tasks that live exactly as long as the block.
 
-    Cancelling the block from outside does not reach them: a caller that leaves in order still needs the
-    tasks. They end when the block's end is reached, for any reason.
+    Cancelling the block from outside does not reach the tasks: a caller that shuts down gracefully still
+    needs them. The tasks end when the block's end is reached, for any reason.
 
-    A task group must be left by the task that entered it, which callers cannot promise that open in a task
-    and close in another: fixtures, cells of a notebook, hooks of a web application. So on asyncio the group
-    lives in a task of its own, and on trio too after `detach`. A block on trio keeps a nursery.
+    The task that entered a task group must also leave it. Some callers open in one task and close in another:
+    fixtures, cells of a notebook, hooks of a web application. So on asyncio the group lives in a task of its
+    own, and on trio too after `detach`. A block on trio keeps a nursery.
 
     A task group wraps errors of its body in an ExceptionGroup; callers that do not see the group must not see
     the wrapping either. So an error of the block comes out bare, and errors of tasks are logged. Without an
@@ -376,9 +379,9 @@ class TaskGroupScope:
         self._outer: anyio.abc.TaskGroup | None = None
         self._inner: anyio.abc.TaskGroup | None = None
         self._is_detached = False
-        self._opener: asyncio.Task[Any] | None = None  # on asyncio: who is in the block
-        self._around: Any = None  # the opener's cancel scope outside of the block
-        self._is_cancelled = False  # the opener was, by a failed task
+        self._opener: asyncio.Task[Any] | None = None  # on asyncio: the task in the block
+        self._around: Any = None  # the cancel scope of the opener, outside of the block
+        self._is_cancelled = False  # the opener was cancelled, by a failed task
         self._ended: anyio.Event | None = None
         self._is_leaving = False
         self._failure: BaseException | None = None
@@ -390,14 +393,14 @@ class TaskGroupScope:
         return self._inner
 
     def ended(self) -> str:
-        """How the tasks ended before the scope was left; empty while they run."""
+        """The errors with which the tasks ended before the scope was left; empty while they run."""
         if self._is_leaving or self._ended is None or not self._ended.is_set():
             return ""
         return repr(self._failure) if self._failure is not None else "they were cancelled"
 
     def detach(self) -> None:
-        """Called before the scope is entered: no block surrounds its use. An error of a task then cancels no
-        block, and comes out at the end."""
+        """Separate the tasks from the block, before the scope is entered: no block surrounds their use. An
+        error of a task then cancels no block, and comes out at the end."""
         self._is_detached = True
 
     async def __aenter__(self) -> TaskGroupScope:
@@ -434,7 +437,7 @@ class TaskGroupScope:
             raise
 
     async def _host_alone(self, ready: anyio.Event, ended: anyio.Event) -> None:
-        """Not shielded: without a close, this task ends with the loop."""
+        """Run the group's task, not shielded: without a close, this task ends with the loop."""
         try:
             async with anyio.create_task_group() as self._inner:
                 ready.set()
@@ -464,7 +467,8 @@ class TaskGroupScope:
         self._check_leaving()
 
     def _check_leaving(self) -> None:
-        """A group swallows a cancellation of a single task, and ends all its other tasks."""
+        """Check that the whole scope leaves: a group swallows a cancellation of a single task, and ends all
+        its other tasks."""
         if not self._is_leaving:
             raise StrayCancellation("a background task was cancelled, and ended all background tasks")
 
@@ -486,7 +490,7 @@ class TaskGroupScope:
                 for other in found:
                     log.error("a background task failed too", exc_info=other)
             else:
-                ended = [error for error in found if not isinstance(error, Exception)]  # Ctrl-C, say
+                ended = [error for error in found if not isinstance(error, Exception)]  # such as Ctrl-C
                 if not found or (len(found) > 1 and not ended):
                     raise
                 first = (ended or found)[0]
@@ -495,11 +499,11 @@ class TaskGroupScope:
     async def _leave_alone(self, error: BaseException | None) -> None:
         import asyncio
 
-        opener, self._opener = self._opener, None  # who leaves is not cancelled any more
+        opener, self._opener = self._opener, None  # a task that leaves is no longer cancelled
         cancelled = None
         assert self._ended is not None
         if self._is_cancelled and opener is not None and opener is asyncio.current_task():
-            if not isinstance(error, asyncio.CancelledError):  # it is still to come
+            if not isinstance(error, asyncio.CancelledError):  # the cancellation is still to come
                 with suppress(asyncio.CancelledError):
                     await asyncio.sleep(0)
             opener.uncancel()
@@ -523,7 +527,7 @@ def _cancel_scope(task: asyncio.Task[Any] | None) -> Any:
     elsewhere.
 
     Publicly anyio gives the scope only to the task itself. Tests check the place of the scope in the
-    installed anyio; with another place the task is cancelled also while it is shielded, and nothing worse.
+    installed anyio; with another place the only harm is that the task is cancelled although it is shielded.
     """
     from anyio._backends import _asyncio as backend
 
@@ -533,7 +537,7 @@ def _cancel_scope(task: asyncio.Task[Any] | None) -> Any:
 
 
 def _is_shielded(task: asyncio.Task[Any], around: Any) -> bool:
-    """Whether a scope inside of `around` shields the task; asyncio's own cancellation would go through."""
+    """True if a scope inside of `around` shields the task; asyncio's own cancellation ignores shields."""
     scope = _cancel_scope(task)
     while scope is not None and scope is not around:
         if scope.shield:

@@ -28,7 +28,8 @@ class Network(Protocol):
     """A way to reach peers by address. Real or simulated."""
 
     async def dial(self, address: str) -> Stream:
-        """Connect; of the address only host and port count. Raises OSError. Cancelled: nothing stays open."""
+        """Connect; only host and port of the address count. Raises OSError. Cancelled: no socket stays
+        open."""
 
     async def listen(self, address: str, *, held: bool = False) -> Listener:
         """Bind and listen; port 0 takes any free port. Raises PortInUse, OSError.
@@ -55,14 +56,14 @@ async def open_stream(
     """A stream to `address`, through TLS and WebSocket as its scheme says, closed at the end of the block.
 
     Raises ConnectFailed, which names the stage that failed, also when the stream is not ready within
-    `limits.connect_seconds`. It is a block because on trio a WebSocket reads in a task of its own.
+    `limits.connect_seconds`. The function is a block because on trio a WebSocket reads in a task of its own.
     """
     limits = limits or Limits()
     target = split_address(address)
     async with AsyncExitStack() as stack:
         nursery = None
         if target.is_websocket and current_loop().name == "trio":
-            import trio  # for those who need it
+            import trio  # only for addresses with TLS
 
             stack.enter_context(unwrap_groups())
             nursery = await stack.enter_async_context(trio.open_nursery())
@@ -87,7 +88,7 @@ class _Dial:
         self._stream: Stream | None = None
 
     async def within(self, limits: Limits, nursery: trio.Nursery | None) -> Stream:
-        """The stream, ready to use. Raises ConnectFailed; however it fails, nothing stays open."""
+        """The stream, ready to use. Raises ConnectFailed; after any failure no socket stays open."""
         seconds = limits.connect_seconds
         try:
             with anyio.move_on_after(seconds):
@@ -136,7 +137,7 @@ def _websocket_packages(target: Address) -> Iterator[None]:
 
 
 async def _close(stream: Stream) -> None:
-    with suppress(OSError, *disconnect_errors()):  # it is gone either way
+    with suppress(OSError, *disconnect_errors()):  # the socket has ended either way
         await stream.aclose()
 
 

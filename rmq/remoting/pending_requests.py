@@ -1,5 +1,5 @@
-"""The requests of a connection that wait for their answers: which have timed out, which the loop kept from
-being answered, and whether the peer is silent.
+"""The requests of a connection that wait for their responses: the timed-out requests, the requests that a
+busy loop delayed, and the silence of the peer.
 
 All but `Deadlines` is pure.
 """
@@ -15,23 +15,24 @@ import anyio.abc
 import attrs
 
 PendingRequest = tuple[Any, float, int, float, int]
-"""Waiter, deadline, code, timeout, and where the frame ends in all that was queued."""
+"""Waiter, deadline, code, timeout, and the end of the frame in all bytes that were queued."""
 
 LATE_SECONDS: Final = 0.1
-"""A timer that wakes so long after its time tells of a loop that was busy with something else."""
+"""A timer that wakes this late shows that the loop was busy with other work."""
 SPARED_SECONDS: Final = 3.0
 LEAST_SILENCE_SECONDS: Final = 1.0
-"""A peer that says nothing for less is slow, not silent, however short the time of a request was."""
+"""Shortest silence, in seconds: a peer that sends nothing for less time is slow, not silent, however short
+the time-out of a request was."""
 
 
 def timed_out(
     pending: dict[int, PendingRequest], now: float, late: float, spared: set[int]
 ) -> tuple[list[int], float]:
-    """The requests whose time is over, and the earliest deadline of the rest.
+    """The requests whose time is over, and the earliest deadline of the other requests.
 
-    A loop that was busy may not have written the request yet, nor read its response: fifty thousand sends
-    begun at once keep a loop busy for seconds. So when the timer itself wakes `late`, requests get their time
-    again, at most `SPARED_SECONDS` and once: such requests are `spared`.
+    A busy loop may not have written the request yet, nor read its response: fifty thousand sends begun at
+    once keep a loop busy for seconds. So when the timer itself wakes `late`, requests get their time again,
+    at most `SPARED_SECONDS` and once: such requests are `spared`.
     """
     over, earliest = list[int](), float("inf")
     is_late = late > LATE_SECONDS
@@ -50,16 +51,16 @@ def timed_out(
 
 @attrs.define
 class Silence:
-    """Whether a peer is silent. A connection whose other end is gone without notice looks like an idle
-    connection: NAT forgot it, a firewall drops it, the machine was moved or lost its power. A request that
-    ran out of time, with no byte received since its write, tells both apart."""
+    """Silence of a peer. A connection whose other end has failed without notice looks like an idle
+    connection: NAT forgot it, a firewall drops its packets, the machine was moved or lost its power. A
+    request that timed out, with no byte received since its write, tells the two apart."""
 
     since: float = math.inf
-    """When the first request was written that ran out of time unheard."""
+    """Time of the write of the first request that timed out without a byte received."""
 
     def is_broken(self, over: Iterable[PendingRequest], heard_at: float, now: float) -> bool:
-        """Whether the connection is to be cut. `over` are requests that have timed out now, `heard_at` is
-        when the last bytes of the peer came."""
+        """True if the connection must be cut. `over` are the requests that have timed out now, `heard_at` is
+        the arrival of the peer's last bytes."""
         if self.since < heard_at:
             self.since = math.inf
         for _, deadline, _, seconds, _ in over:
@@ -87,13 +88,13 @@ class Deadlines:
         self._tasks: anyio.abc.TaskGroup | None = None
 
     def begin(self, tasks: anyio.abc.TaskGroup) -> None:
-        """Wait in one of `tasks` from now on, also for calls that came before."""
+        """Start the waiting task in `tasks`; it also serves earlier calls."""
         self._tasks = tasks
         if self._pending:
             self.wake_at(min(deadline for _, deadline, *_ in self._pending.values()))
 
     def wake_at(self, deadline: float) -> None:
-        """A call has a deadline before all others."""
+        """Wake the task earlier, for a call whose deadline is before all others."""
         if self._tasks is None:
             return  # `begin` looks at the table
         self.at = deadline

@@ -1,15 +1,15 @@
 """Poller: reads the sockets of many connections in a single task, and sends their late answers in another.
 
 A task for each connection wakes by way of the event loop, which costs more than a request when each
-connection has a request. The poller keeps all sockets in an epoll of our own, the loop waits for that single
-descriptor, and the readable sockets are served. Each connection keeps its task: the task owns the
+connection has a request. The poller keeps all sockets in an epoll of its own, the loop waits for that single
+descriptor, and the poller serves the readable sockets. Each connection keeps its task: the task owns the
 connection's end, and does all work that must wait. A connection that is alone reads by its task, which is as
-fast in this case. So do all connections on a system without epoll, and on asyncio, whose own way is a
-function for each socket.
+fast in this case. On a system without epoll all connections read by their tasks, and on asyncio the loop
+calls a function for each socket.
 
 Answers outside of a chunk (a held pull for which a message came) gather in the outboxes of their connections
 for the rest of the turn: then all of them are sent by one task, which costs less than a task for each
-connection that wakes. A connection whose peer does not take them all goes on by a task of its own.
+connection that wakes. A connection whose peer does not take all its answers continues by a task of its own.
 """
 
 from __future__ import annotations
@@ -33,23 +33,24 @@ if sys.platform == "linux":
     from rmq.remoting.trio_loop import InlineReads, begin_inline_reads
 
 SLICE_SECONDS: Final = 0.005
-"""After so long tasks have their turn, also while more connections can be read."""
+"""Seconds after which tasks have their turn, also while more connections can be read."""
 ALONE_AFTER: Final = 16
-"""After so many chunks from one connection, and none from others, it is taken to be alone."""
+"""Chunks in a row from one connection, and none from others, after which it counts as alone."""
 
 
 class Poller:
-    """`round_seconds` is the time that the last round took to serve everything readable, including turns of
-    other tasks. `clock` is in seconds. Only trio has a running poller."""
+    """The task that reads many sockets. `round_seconds` is the time that the last round took to serve
+    everything readable, including turns of other tasks. `clock` is in seconds. Only trio has a running
+    poller."""
 
     spares_tasks: Final = True
-    """Whether connections are so many, and so often idle, that their tasks are worth sparing."""
+    """True if connections are so many, and so often idle, that their tasks are worth sparing."""
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter, *, is_inline: bool = True) -> None:
-        """`is_inline`: sockets are served where the loop waits, if that can be had."""
+        """`is_inline`: serve sockets where the loop waits, if this trio allows it."""
         self.round_seconds = 0.0
         self.is_serving = False
-        """Whether a round is not over yet while tasks have their turn."""
+        """True if a round is not over yet while tasks have their turn."""
         self.alone = -1
         """The descriptor from which all chunks came for a while; -1: they come from several."""
         self._endpoint: Endpoint | None = None
@@ -60,25 +61,25 @@ class Poller:
         self._is_inline = is_inline
         self._inline: InlineReads | None = None
         self._began = 0.0  # the present round
-        self._unserved: list[tuple[int, int]] = []  # of it, while others have their turn
+        self._unserved: list[tuple[int, int]] = []  # of the round, while other tasks have their turn
         self._last = -1  # the descriptor that the last chunks came from
         self._in_a_row = 0
         self._due: list[Callable[[], None]] = []
         self._sender: Waiter | None = None
 
     def attach(self, endpoint: Endpoint) -> None:
-        """Tell `endpoint` when a round of several connections begins and ends."""
+        """Inform `endpoint` when a round of several connections begins and ends."""
         self._endpoint = endpoint
 
     @property
     def is_running(self) -> bool:
-        """Whether `attend` may be called."""
+        """True if `attend` may be called."""
         return self._epoll is not None
 
     def note(self, descriptor: int) -> None:
-        """A chunk has come from a descriptor, whoever read it."""
+        """Note a chunk from a descriptor, whichever task read it."""
         if self._inline is not None:
-            return  # a task of its own would be slower for one that is alone, too
+            return  # a task of its own would be slower, also for a lone connection
         if descriptor != self._last:
             self._last, self._in_a_row, self.alone = descriptor, 0, -1
         self._in_a_row += 1
@@ -131,7 +132,7 @@ class Poller:
                     turn_began = clock()
 
     async def _wait(self, ready: epoll) -> NoReturn:
-        """Serve in a task."""
+        """Serve in a task, where sockets are not served inline."""
         while True:
             await trio.lowlevel.wait_readable(ready.fileno())
             found = ready.poll(0)
@@ -139,8 +140,8 @@ class Poller:
                 await trio.lowlevel.checkpoint()
 
     def _serve(self, found: list[tuple[int, int]]) -> bool:
-        """Serve a round of readable descriptors, or the rest of the present one. False when tasks are to have
-        their turn before it goes on; its descriptors stay those that were found at its begin, or a round
+        """Serve a round of readable descriptors, or the rest of the present one. False when tasks must have
+        their turn before the round continues. A round keeps the descriptors that it found at its begin, or it
         would never end while peers send."""
         clock, watched = self._clock, self._watched
         turn_began = clock()
@@ -154,7 +155,7 @@ class Poller:
             endpoint.begin_round()
         for at, (descriptor, _) in enumerate(found, 1):
             entry = watched.get(descriptor)
-            if entry is None:  # it left while others were served
+            if entry is None:  # its connection ended while others were served
                 continue
             try:
                 if not entry[0]():
@@ -197,7 +198,8 @@ class Poller:
                 self._epoll.unregister(descriptor)
 
     async def round_end(self) -> float:
-        """When tasks have their turn within a round: its seconds, once it is over. Else 0."""
+        """Wait for the end of the round in which tasks have their turn; return the round's seconds. 0 without
+        such a round."""
         if not self.is_serving:
             return 0.0
         while self.is_serving:

@@ -43,7 +43,7 @@ log = logging.getLogger(__name__)
 
 FIRST_PAUSE_SECONDS = 0.1
 LONGEST_PAUSE_SECONDS = 1.0
-"""Between two dials: how long a peer may be back before those who wait for it notice, at the most."""
+"""Longest pause between two dials: callers that wait for a peer notice its return within it."""
 HEALTHY_SECONDS = 1.0
 
 
@@ -60,14 +60,14 @@ class _Link:
     dialled: anyio.Event | None = None  # there while a dial goes on
     failures: int = 0
     error: object = None
-    was_open: bool = False  # before the error there was a connection
+    was_open: bool = False  # there was a connection before the error
     retry_at: float = -1.0
     reported: Connection | None = None  # the connection that the watcher knows of
 
 
 class Pool:
     """Connections by address. `async with Pool(...) as pool:` or, with a task group of the caller, `await
-    tasks.start(pool.run)`; in both cases no task of the pool outlives the block."""
+    tasks.start(pool.run)`; in both cases all tasks of the pool end with the block."""
 
     def __init__(
         self,
@@ -80,8 +80,8 @@ class Pool:
         scheme: str = "",
     ) -> None:
         """`chance` spreads the pauses between failed dials, so that many clients do not come back at once.
-        `scheme` is that of addresses that name none (routes hold no schemes); without it, `tls_enable` says.
-        """
+        `scheme` is the scheme of addresses without one (routes hold no schemes); without `scheme`,
+        `tls_enable` decides."""
         self._network = network
         self._endpoint = endpoint
         self._tls = TlsContexts(tls or TlsConfig())
@@ -119,11 +119,11 @@ class Pool:
             self._tasks = None
 
     async def call(self, address: str, command: Command, timeout: float) -> Command:
-        """Send a request to `address` and return its response, whatever its code, within `timeout` seconds
-        in all.
+        """Send a request to `address` and return its response, whatever its code, within `timeout` seconds in
+        all.
 
-        Raises ConnectFailed (nothing was sent), ConnectionLost and RequestTimeout (it may have been carried
-        out).
+        Raises ConnectFailed (nothing was sent), ConnectionLost and RequestTimeout (the server may have
+        carried the request out).
         """
         link = self._links.get(address)
         connection = link.connection if link is not None else None
@@ -154,7 +154,7 @@ class Pool:
         """The connection to `address`, dialled now if missing; callers share a dial.
 
         Raises ConnectFailed: the address is invalid, the dial failed or takes longer than `timeout`, or the
-        last dial failed so recently that the next must wait. Cancelled: the dial goes on for other callers.
+        last dial failed so recently that the next must wait. Cancelled: the dial continues for other callers.
         """
         link = self._links.get(address)
         if link is None:
@@ -174,7 +174,7 @@ class Pool:
         return connection
 
     def state(self, address: str) -> tuple[bool, int, str]:
-        """Whether a connection exists, the number of failed attempts in a row, and the last error or reason
+        """True if a connection exists, the number of failed attempts in a row, and the last error or reason
         of its end; "" when unknown."""
         link = self._links.get(address)
         if link is None:
@@ -196,7 +196,7 @@ class Pool:
             if self._now() < link.retry_at:
                 return
             link.dialled = anyio.Event()
-            if link.connection is not None:  # its task has not got to its end yet
+            if link.connection is not None:  # its task has not reached its end yet
                 self._report_lost(link, link.connection)
             link.connection = None
             # In the context of our own tasks: the connection outlives the call that needs it first.
@@ -230,7 +230,7 @@ class Pool:
                 self._failed(link, connection.reason)
         except ConnectFailed as error:
             self._not_made(link, error.cause)
-        except ConfigError as error:  # the address or the TLS files: the caller's trouble, not the pool's
+        except ConfigError as error:  # the address or the TLS files: an error of the caller, not of the pool
             self._not_made(link, error)
         finally:
             if connection is None:

@@ -1,9 +1,9 @@
 """SendingSide: the bytes of a connection that wait to be sent.
 
 A frame goes into the outbox. Inside of the endpoint's `handle` the reader sends the outbox at the end of the
-chunk; a call sends it at once, unless more calls are likely to follow; all else is sent soon: by the poller,
-or by a writer task where there is no poller or the peer is behind. A peer that does not take its bytes makes
-callers wait for room, and is cut off beyond a limit.
+chunk; a call sends its frame at once, unless more calls are likely to follow; all other frames are sent soon:
+by the poller, or by a writer task without a poller or when the peer is behind. A peer that does not take its
+bytes makes callers wait for room, and is cut off beyond a limit.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 class SendingSide(ABC):
     """The outbox of a connection, and the ways in which it is sent. `Connection` adds calls and reading.
 
-    `active_at` is the time of the last byte, in the loop's seconds. `reason` says why the connection
+    `active_at` is the time of the last byte, in the loop's seconds. `reason` is the reason why the connection
     `is_closed`.
     """
 
-    __slots__ = (  # a dictionary for as many attributes takes 1.2 KB
+    __slots__ = (  # a dictionary for all these attributes takes 1.2 KB
         "_has_writer",
         "_held",
         "_is_blocked",
@@ -67,30 +67,30 @@ class SendingSide(ABC):
         loop = current_loop()
         self._stream, self._limits, self._poller = stream, limits, poller
         self._watched_bytes = min(self._limits.outbox_bytes, self._limits.pause_bytes)
-        self._taken_at = math.inf  # when the peer last took bytes, while some wait for it
-        self._left = -1  # how many of them the system still had to send then
+        self._taken_at = math.inf  # the peer last took bytes at this time, while some wait
+        self._left = -1  # unsent bytes of the system at that time
         self._outbox = Outbox()
         self._is_handling = False  # inside endpoint.handle: the reader will send
         self._is_eager = True  # the next write may be sent at once instead of being gathered
-        self._sending: anyio.Lock | None = None  # held by whoever waits for the peer to take bytes
-        self._is_blocked = False  # the same, cheaper to ask
-        self._is_torn = False  # a send was cancelled halfway: what follows would not be a frame
-        self._is_mute = False  # nothing more is sent: the peer is gone or does not read
+        self._sending: anyio.Lock | None = None  # held by the task that waits for the peer to take bytes
+        self._is_blocked = False  # the same, cheaper to read
+        self._is_torn = False  # a send was cancelled halfway: the next bytes would not be a frame
+        self._is_mute = False  # nothing more is sent: the peer has ended or does not read
         self._reply_bytes = 0  # of responses put into the outbox since it was last empty
         self._room: anyio.Event | None = None
         self._tasks: anyio.abc.TaskGroup | None = None
         self._solo: anyio.CancelScope | None = None  # of the reader, while it has no task group
         self._late: Waiter | None = None  # the writer, when it sleeps
         self._has_writer = False
-        self._is_due = False  # the poller is to send what waits
-        self._held = 0  # bytes of ours that the budget knows of
+        self._is_due = False  # the poller sends the waiting bytes
+        self._held = 0  # our bytes that the budget counts
         self.active_at = loop.now()
         self._now: Callable[[], float] = loop.now
         self._new_waiter = loop.waiter
         self._new_scope = loop.scope
         self.is_closed, self.reason = False, ""
 
-    # --- what the connection does ---
+    # --- functions of the connection ---
 
     @abstractmethod
     def abort(self, reason: str) -> None:
@@ -102,7 +102,7 @@ class SendingSide(ABC):
 
     @abstractmethod
     def _end(self, reason: str, cause: BaseException | None) -> None:
-        """End the connection, which is lost."""
+        """End the lost connection."""
 
     @abstractmethod
     def _failed(self, error: Exception) -> None:
@@ -123,11 +123,12 @@ class SendingSide(ABC):
         """Send the outbox now, as far as the peer takes it: for an endpoint that works on after its
         response."""
         if self._outbox.size and not self.is_closed:
-            with suppress(*disconnect_or_close_errors()):  # the next send, or the next read, meets it again
+            with suppress(*disconnect_or_close_errors()):  # the next send or read meets the error again
                 self._flush_now()
 
     def answer(self, frames: bytes) -> None:
-        """As `write` and `flush`, and the rest is sent soon: also for an answer outside of `handle`."""
+        """Write responses as `write` does, and send the outbox as `flush` does; the rest is sent soon: also
+        for an answer outside of `handle`."""
         if self.is_closed or self._is_blocked:
             self._put(frames)
             return
@@ -162,7 +163,7 @@ class SendingSide(ABC):
 
     @property
     def is_busy(self) -> bool:
-        """Whether much waits to be sent: who can say less for now, should."""
+        """True if many bytes wait to be sent: an endpoint that can send less for now should do so."""
         return self._outbox.size > self._limits.busy_bytes
 
     async def _next_room(self) -> None:
@@ -177,12 +178,12 @@ class SendingSide(ABC):
     # --- out of the outbox ---
 
     def _send_soon(self, frame: bytes) -> None:
-        """Send a frame at once if this is likely to be the only write for now, else let more gather."""
+        """Send a frame at once if it is likely to be the only write for now, else let more frames gather."""
         outbox = self._outbox
         if self._is_eager and not self._is_blocked:
             self._is_eager = False
             try:
-                outbox.send(self._stream, frame)  # mostly all of it is taken, and nothing is queued
+                outbox.send(self._stream, frame)  # mostly the system takes all of it, and nothing is queued
                 if not outbox.size:
                     self._reply_bytes = 0
                     if self._room is not None:
@@ -196,8 +197,8 @@ class SendingSide(ABC):
         self._send_late()
 
     def _send_late(self) -> None:
-        """Send what waits soon: by the poller, with what other connections have to send, as long as the peer
-        takes it, else by a task of this connection."""
+        """Send the waiting bytes soon: by the poller, together with other connections, as long as the peer
+        takes them, else by a task of this connection."""
         poller = self._poller
         is_read = self._tasks is not None or self._solo is not None
         if poller is None or self._has_writer or not is_read or not poller.is_running:
@@ -209,7 +210,7 @@ class SendingSide(ABC):
     def _send_due(self) -> None:
         self._is_due = False
         if self.is_closed:
-            return  # what waits is sent at the end
+            return  # the waiting bytes are sent at the end
         try:
             if self._outbox.size and not self._flush_now():
                 self._wake_writer()
@@ -230,7 +231,7 @@ class SendingSide(ABC):
             self._has_writer = True
             self._tasks.start_soon(self._write)
         elif self._solo is not None:
-            self._solo.cancel()  # the reader goes on with a task group, and starts the writer
+            self._solo.cancel()  # the reader continues with a task group, and starts the writer
 
     async def _write(self) -> None:
         try:
@@ -287,7 +288,7 @@ class SendingSide(ABC):
 
     async def _send_some(self) -> None:
         stream, pieces = self._stream, self._outbox.peek()
-        if stream.sends_now:  # cancelled, it is still known what was sent
+        if stream.sends_now:  # also after a cancellation the number of sent bytes is known
             await stream.wait_send_all_might_not_block()
             self._outbox.consume(stream.send_now(pieces))
         else:
@@ -297,7 +298,7 @@ class SendingSide(ABC):
             self._outbox.consume(len(pieces[0]))
 
     def _grown(self) -> None:
-        """More waits than a peer that reads leaves there."""
+        """Count the held bytes, and cut the peer off when more bytes wait than a reading peer leaves."""
         if self._outbox.size > self._limits.outbox_bytes:
             waiting = f"{self._outbox.size} bytes are waiting (limit {self._limits.outbox_bytes})"
             self.abort(f"its peer does not read: {waiting}")
@@ -308,7 +309,7 @@ class SendingSide(ABC):
         self._taken_at, self._left = now, self._stream.unsent()
 
     def _is_stalled(self, now: float) -> bool:
-        """Whether the system, too, has sent nothing of our bytes: its buffer may be large."""
+        """True if the system, too, has sent none of our bytes: its buffer may be large."""
         left, before = self._stream.unsent(), self._left
         if 0 <= left < before:
             self._taken_at, self._left = now, left

@@ -1,4 +1,4 @@
-"""Ordinary functions as async functions in worker threads, with an end to waiting for functions that do not
+"""Ordinary functions as async functions in worker threads, with a bound on the wait for functions that do not
 end."""
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class ThreadWaits:
 
     @contextmanager
     def used(self) -> Iterator[None]:
-        """In the block, and in tasks that begin in it, functions of `as_async` are waited for by this
-        object."""
+        """Let this object own the waits for functions of `as_async`, in the block and in tasks that begin in
+        it."""
         token = _waits.set(self)
         try:
             yield
@@ -34,7 +34,7 @@ class ThreadWaits:
             _waits.reset(token)
 
     def give_up(self) -> int:
-        """Wait no more; returns for how many. They run on, and their results are dropped."""
+        """End all waits; return their number. The functions run on, and their results are dropped."""
         for scope in (scopes := list(self._scopes)):
             scope.cancel()
         return len(scopes)
@@ -49,7 +49,7 @@ class ThreadWaits:
                 return await anyio.to_thread.run_sync(work, argument, limiter=limiter, abandon_on_cancel=True)
             finally:
                 self._scopes.discard(scope)
-        await anyio.lowlevel.checkpoint()  # whoever gives up has cancelled the task, too
+        await anyio.lowlevel.checkpoint()  # the caller has cancelled the task, too
         raise StrayCancellation("a function in a thread is not waited for any more")
 
 
@@ -57,7 +57,7 @@ _waits: ContextVar[ThreadWaits | None] = ContextVar("rmq_thread_waits", default=
 
 
 def is_async(function: Callable[..., Any]) -> bool:
-    """Whether `function` is async, or an object whose call is."""
+    """True if `function` is async, or an object with an async call."""
     call = getattr(function, "__call__", None)  # noqa: B004 - of an object
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(call)
 

@@ -12,8 +12,8 @@ from rmq.remoting.loop import Loop
 from rmq.remoting.transports.stream import Stream
 
 Serve = Callable[[list[tuple[int, int]]], bool]
-"""Serves readable descriptors; False when tasks are to have their turn before it has served all: it is called
-with none then, to go on."""
+"""Serves readable descriptors; False when tasks must have their turn before it has served all: the next call,
+without descriptors, continues."""
 _READABLE: Final = 1  # EPOLLIN, which only Linux has
 
 
@@ -57,18 +57,18 @@ class TrioWaiter:
 class InlineReads:
     """trio's waiting for sockets, with sockets of an epoll of ours that are served in the wait itself.
 
-    A task that waits for a socket costs a turn of the loop for each chunk: a look at all deadlines, a
-    system call to wait once more, a task that is suspended and resumed. Here the loop waits for `own`,
-    which has trio's epoll among its descriptors; `serve` is called with those that are readable, outside
-    of any task, and trio's turn comes when a task can run, a deadline is over, or a socket of a task is
-    ready. So tasks have their turn between two rounds of `serve`, as ever.
+    A task that waits for a socket costs a turn of the loop for each chunk: a look at all deadlines, a system
+    call to wait once more, a task that is suspended and resumed. Here the loop waits for `own`, which has
+    trio's epoll among its descriptors; `serve` is called with the readable descriptors, outside of any task,
+    and trio's turn comes when a task can run, a deadline is over, or a socket of a task is ready. So tasks
+    have their turn between two rounds of `serve`, as usual.
 
-    The place where trio waits is not public: `begin_inline_reads` looks whether it is as expected.
+    The place where trio waits is not public: `begin_inline_reads` checks that it is as expected.
     """
 
     def __init__(self, runner: Any, own: Any, serve: Serve) -> None:
         before = self._before = runner.io_manager
-        for name in dir(before):  # all else is as before
+        for name in dir(before):  # all other attributes are as before
             if not name.startswith("_") and name != "get_events":
                 setattr(self, name, getattr(before, name))
         self._trios = before._epoll.fileno()
@@ -78,12 +78,12 @@ class InlineReads:
         runner.io_manager = self
 
     def end(self) -> None:
-        """Have trio wait as before."""
+        """Let trio wait as before."""
         self._runner.io_manager = self._before
 
     @trio.lowlevel.enable_ki_protection  # Ctrl-C is for the main task
     def get_events(self, timeout: float) -> Any:
-        """As trio's."""
+        """Same as trio's function."""
         if not self._is_round_over:
             self._is_round_over = self._serve([])
             return self._before.get_events(0)
@@ -110,9 +110,9 @@ class InlineReads:
 
 
 def begin_inline_reads(own: Any, serve: Serve) -> InlineReads | None:
-    """Have `serve` called with the readable descriptors of the epoll `own` where trio waits, until `end` of
-    the result. None where this run does so already, where trio is the guest of another loop, and where it is
-    made in another way than expected."""
+    """Let trio call `serve` with the readable descriptors of the epoll `own` where it waits, until `end` of
+    the result. None where this run does so already, where trio is the guest of another loop, and where this
+    trio waits in another way than expected."""
     try:
         from trio._core._run import GLOBAL_RUN_CONTEXT
 
@@ -137,6 +137,6 @@ LOOP: Final = Loop(
 )
 
 is_running = trio.lowlevel.in_trio_run
-"""Whether the caller runs in trio."""
+"""True if the caller runs in trio."""
 
 trio.abc.Stream.register(Stream)  # type: ignore[type-abstract]

@@ -1,8 +1,8 @@
-"""Deferred: responses, and other work, that come later, without a task for each.
+"""Deferred: responses, and other work, that follow later, without a task for each.
 
-A row waits under a key: a table, a connection, a queue of files. It ends once: it is taken, its deadline
-passes, or the table is drained. Rows count for their holders (`rmq.shares`), so that no account or address
-has all places; a row without a place is refused as SYSTEM_BUSY.
+A row waits under a key: a table, a connection, a queue of files. It ends once: a caller takes it, its
+deadline passes, or the table is drained. Rows count for their holders (`rmq.shares`), so that no account or
+address has all places; a row without a place is refused as SYSTEM_BUSY.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ V = TypeVar("V")
 T = TypeVar("T")
 
 CALLS_OF_A_STEP: Final = 256
-"""Calls of one step; the rest of those that are due is made in the next turn of the loop."""
+"""Calls of one step; the other due calls are made in the next turn of the loop."""
 CALLS_MAX: Final = 200_000
 """Calls that may wait, of all connections."""
 FILES_MAX: Final = 1_000
@@ -80,7 +80,7 @@ class Deferred(Generic[K, V]):
         return self.places.used
 
     def full(self, holders: Holders, size: int = 0) -> str:
-        """Why a further row finds no place, as words for a remark; empty when it finds a place."""
+        """The reason why one more row does not fit, as words for a remark; empty when it fits."""
         full = self.places.full(holders)
         if not full and self.bytes.most:
             full = self.bytes.full(holders, size)
@@ -88,14 +88,14 @@ class Deferred(Generic[K, V]):
         return full
 
     def check(self, holders: Holders, size: int = 0) -> None:
-        """Raises ResponseError (SYSTEM_BUSY) when one more row finds no place."""
+        """Raises ResponseError (SYSTEM_BUSY) when one more row does not fit."""
         if full := self.full(holders, size):
             raise for_code(ResponseCode.SYSTEM_BUSY, f"of {self.what} {full}")
 
     def add(
         self, key: K, value: V, *, holders: Holders = NOBODY, deadline: float = math.inf, size: int = 0
     ) -> Row[K, V]:
-        """Have a row wait. Call `check` before."""
+        """Add a row that waits. Call `check` before."""
         row = Row(key, value, deadline, holders, size)
         self.places.add(holders)
         if size:
@@ -111,7 +111,7 @@ class Deferred(Generic[K, V]):
         return row
 
     def take(self, row: Row[K, V]) -> bool:
-        """End the wait of a row; False when it has ended before."""
+        """End the wait of a row; False when the row has ended before."""
         if not row.is_waiting:
             return False
         row.is_waiting = False
@@ -187,7 +187,7 @@ class Deferred(Generic[K, V]):
 
 class DeferredCalls:
     """Calls that are made later. `clock` is in seconds; `on_deadline(at)` is called with each new deadline,
-    so that `step` is called by then."""
+    so that the owner calls `step` by that time."""
 
     def __init__(self, clock: Callable[[], float], on_deadline: Callable[[float], None]) -> None:
         self._clock = clock
@@ -212,7 +212,7 @@ class DeferredCalls:
         self._rows.take(row)
 
     def step(self, now: float) -> float:
-        """Make the calls that are due; returns the next deadline, infinite when none waits."""
+        """Make the due calls; returns the next deadline, infinite without a waiting call."""
         for row in self._rows.due(now, CALLS_OF_A_STEP):
             try:
                 row.value()
@@ -221,7 +221,7 @@ class DeferredCalls:
         return self._rows.deadline
 
     def on_close(self, key: object) -> None:
-        """A connection has ended: forget its calls."""
+        """Forget the calls of a connection that has ended."""
         self._rows.end(key)
 
 
@@ -229,7 +229,7 @@ class DeferredCalls:
 
 
 class Waiting:
-    """A file to be written: `write` writes, its result goes to `then` and its error to `fail`."""
+    """A file to be written: `write` writes, `then` gets its result and `fail` its error."""
 
     __slots__ = ("fail", "then", "write")
 
@@ -243,7 +243,7 @@ class Waiting:
 
 class DeferredSaves:
     """Files that are written beside the event loop, in order, and the responses that wait for the writes: a
-    sync of the disk may take a second, and other requests go on.
+    sync of the disk may take a second, and other requests are served during it.
 
     `respond` sends a response, `refusal` makes the response to an error, and `on_pending()` is called when a
     file is to be written; without it a file is written at once. `holders_of` gives the names under which the
@@ -266,7 +266,7 @@ class DeferredSaves:
     def answer(
         self, request: Command, peer: Peer, write: Callable[[], T], then: Callable[[T], Command]
     ) -> Command | None:
-        """The response to a request, None when it comes later: `write()` runs in a thread, and its error
+        """The response to a request, None when it follows later: `write()` runs in a thread, and its error
         becomes the response; `then` gets its result, in the loop, and makes the response.
 
         Raises the errors of both if the file is written at once, and ResponseError when too many requests
@@ -305,7 +305,7 @@ class DeferredSaves:
         self._on_pending()
 
     def next(self) -> Waiting | None:
-        """The next file to be written, after which `written` or `failed` is called; None when none waits."""
+        """The next file to be written, after which `written` or `failed` is called; None without one."""
         row = self._rows.oldest()
         if row is None:
             return None
@@ -313,21 +313,21 @@ class DeferredSaves:
         return row.value
 
     def written(self, one: Waiting, result: Any) -> None:
-        """Its `write` has returned this."""
+        """Take the result of a row's `write`."""
         try:
             one.then(result)
         except Exception as error:
             one.fail(error)
 
     def failed(self, one: Waiting, error: Exception) -> None:
-        """It could not be written."""
+        """Take the error of a row's `write`."""
         one.fail(error)
 
 
 def error_response(
     log: logging.Logger, request: Command, error: Exception, peer: Peer | None = None
 ) -> Command:
-    """The answer to a request that failed, which the log of the server tells. An unexpected error is logged
+    """The response to a request that failed, which the log of the server tells. An unexpected error is logged
     with its traceback."""
     address = peer.peer_address if peer is not None else "a peer"
     if isinstance(error, ResponseError):

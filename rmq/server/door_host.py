@@ -1,8 +1,8 @@
-"""The server as a peer of a door may use it, for servers that store no messages: name servers and
+"""The server with the rights of a door's peer, for servers that store no messages: name servers and
 controllers.
 
-Accounts, deferred calls and the configuration are there; a function that concerns messages or groups is
-refused. Such a door serves a protocol of its own over the texts that its plug-in has.
+Accounts, deferred calls and the configuration are available; a function that concerns messages or groups is
+refused. A door of such a server serves a protocol of its own over the texts of its plug-in.
 """
 
 from __future__ import annotations
@@ -91,7 +91,8 @@ class ServerDoorPeer:
         work()
 
     def soon(self, call: Callable[[], None]) -> None:
-        """As `rmq.doors.DoorHost.soon`: by the loop that makes deferred calls; at once when too many wait."""
+        """Same as `rmq.doors.DoorHost.soon`: by the loop that makes deferred calls; at once when too many
+        wait."""
         if call in self._soon:
             return
         try:
@@ -106,7 +107,7 @@ class ServerDoorPeer:
         call()
 
     def closed(self) -> None:
-        """The connection has ended: forget its calls."""
+        """Forget the calls of a connection that has ended."""
         self._server.calls.on_close(self)
 
     def __getattr__(self, name: str) -> Callable[..., NoReturn]:

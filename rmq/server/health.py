@@ -1,4 +1,4 @@
-"""Health: whether a server is ready, and which parts it lacks, for probes. Stop: the event that ends a
+"""Health of a server: whether it is ready, and its missing parts, for probes. Stop: the event that ends a
 server."""
 
 from __future__ import annotations
@@ -8,37 +8,37 @@ from typing import Protocol
 
 
 class Stop(Protocol):
-    """An event of either loop, set where a server shall end."""
+    """An event of either loop, which is set to end a server."""
 
     def set(self) -> object:
         """Wake the tasks in `wait`."""
 
     def wait(self) -> Awaitable[object]:
-        """Wait until `set` is called."""
+        """Wait until `set` is called. Cancelled: nothing changes."""
 
 
 class Health:
-    """Missing parts of a server: the part -> why, in words an operator can act on. It begins with `lacking`,
-    so that a probe before the server's first turn does not take it for ready."""
+    """Missing parts of a server: the part -> the reason, in words for an operator. The table begins with
+    `lacking`, so that a probe before the server's first turn does not take the server for ready."""
 
     def __init__(self, **lacking: str) -> None:
         self.lacking: dict[str, str] = lacking
 
     def lacks(self, part: str, why: str) -> None:
-        """The server is not ready, for this reason."""
+        """Add a missing part, with the reason."""
         self.lacking[part] = why
 
     def has(self, part: str) -> None:
-        """That part is well."""
+        """Remove a part that is no longer missing."""
         self.lacking.pop(part, None)
 
     @property
     def is_ready(self) -> bool:
-        """Whether nothing lacks."""
+        """True if no part is missing."""
         return not self.lacking
 
     def text(self) -> str:
-        """A line, and a further line for each missing part."""
+        """The state in a line, and a further line for each missing part."""
         if self.is_ready:
             return "ready\n"
         return "not ready\n" + "".join(f"{part}: {why}\n" for part, why in self.lacking.items())

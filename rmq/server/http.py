@@ -31,11 +31,11 @@ log = logging.getLogger("rmq.http")
 
 
 PROBES: Final = ("/healthz", "/ready")
-"""Pages that supervisors ask for: half of the port's places are theirs."""
+"""Pages for supervisors: half of the port's places are reserved for them."""
 
 
 def brings_token(asked: Asked, token: bytes) -> bool:
-    """Whether a GET has ``Authorization: Bearer`` with this token."""
+    """True if a GET has ``Authorization: Bearer`` with this token."""
     kind, _, word = asked.headers.get(b"authorization", b"").partition(b" ")
     return kind.lower() == b"bearer" and hmac.compare_digest(word.strip(), token)
 
@@ -58,8 +58,8 @@ def health_pages(health: Health, token: bytes = b"") -> dict[str, Page]:
 
 
 async def report_to_supervisor(health: Health) -> None:
-    """Report the server's state to systemd, for as long as the event loop runs, as its watchdog wants.
-    Returns at once without systemd."""
+    """Report the server's state to systemd, for as long as the event loop runs, as often as its watchdog
+    requires. Returns at once without systemd."""
     supervisor = Supervisor()
     if not supervisor.is_asking:
         return
@@ -72,7 +72,7 @@ async def report_to_supervisor(health: Health) -> None:
 
 
 def _token(path: str) -> bytes:
-    """The token of metricsTokenFile. Raises ConfigError when there is none."""
+    """The token of metricsTokenFile. Raises ConfigError when the file has no token."""
     try:
         with open(os.path.expanduser(path), "rb") as file:
             token = file.readline().strip()
@@ -85,8 +85,8 @@ def _token(path: str) -> bytes:
 
 @frozen
 class Served:
-    """The pages of a server by their paths: more may be put into the table. Without an address they are not
-    served."""
+    """The pages of a server by their paths: a caller may add pages to the table. Without an address they are
+    not served."""
 
     pages: dict[str, Page]
     address: str = ""
@@ -107,7 +107,7 @@ async def served_pages(network: Network, config: ServerSettings, health: Health)
     if METRICS not in config.plugins:
         yield Served({})
         return
-    from rmq.server.pages import serve  # with h11: 20 ms, for those who have the port
+    from rmq.server.pages import serve  # with h11: 20 ms, only for servers with the port
 
     token = _token(config.metrics_token_file) if config.health_details_need_token else b""
     own = (config.metrics_address, socket.gethostname())

@@ -1,7 +1,7 @@
-"""Log of a service: its destination, its form, and a bound, so that strangers cannot fill a disk.
+"""Log of a service: its destination, its format, and a bound, so that strangers cannot fill a disk.
 
-A port scan, a client with a wrong secret or a loop of refused requests write the same line repeatedly. The
-first lines of a second are written, the rest is counted.
+A port scan, a client with a wrong secret or a loop of refused requests writes the same line repeatedly. The
+log has the first lines of a second, and the number of further lines.
 """
 
 from __future__ import annotations
@@ -21,14 +21,15 @@ from rmq.errors import ConfigError
 from rmq.printable import printable
 
 LINES_MAX: Final = 50
-"""Lines a second of one kind, that is of one logger and one format."""
+"""Lines a second of one kind: of one logger and one format."""
 KINDS_MAX: Final = 1000
 LINE_CHARACTERS: Final = 2000
 TRACE_LINES: Final = 60
 
 
 class LogLimit(logging.Filter):
-    """Lets `most` lines of a kind through in a second. The next one says how many were left out."""
+    """A filter for `most` lines of a kind in a second. The next line has the number of lines that were left
+    out."""
 
     def __init__(self, most: int = LINES_MAX, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
@@ -39,7 +40,7 @@ class LogLimit(logging.Filter):
         self._missed: dict[tuple[str, object], int] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether a line is written."""
+        """True if a line is written."""
         second = int(self._clock())
         if second != self._second:
             self._second = second
@@ -52,7 +53,7 @@ class LogLimit(logging.Filter):
         missed = self._missed.pop(kind, 0)
         if missed:
             record.msg = f"{record.msg} ({missed} lines like this one were left out)"
-        if len(self._counts) > KINDS_MAX:  # whose text is no format but made anew each time
+        if len(self._counts) > KINDS_MAX:  # whose text is not a format but different each time
             self._counts.clear()
             self._missed.clear()
         return True
@@ -66,12 +67,12 @@ class LogFormat(logging.Formatter):
     """
 
     def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:
-        """The one form of times in logs: ISO 8601, UTC, ms."""
+        """Times in logs: ISO 8601, UTC, ms."""
         text = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
         return text.replace("+00:00", "Z")
 
     def format(self, record: logging.LogRecord) -> str:
-        """The line, and the traceback if any."""
+        """The line of a record, and the traceback if any."""
         trace = self._trace(record)
         kept = record.exc_info, record.exc_text, record.stack_info
         record.exc_info = record.exc_text = record.stack_info = None
@@ -85,7 +86,7 @@ class LogFormat(logging.Formatter):
         text = self.formatException(record.exc_info) if record.exc_info else record.exc_text or ""
         whole = "\n".join(part for part in (text, record.stack_info) if part)
         lines = whole.split("\n") if whole else []
-        if len(lines) > TRACE_LINES:  # its end says what went wrong
+        if len(lines) > TRACE_LINES:  # the end of a traceback has the error
             lines = [f"... {len(lines) - TRACE_LINES} lines ...", *lines[-TRACE_LINES:]]
         return "".join(f"\n| {_cut(printable(line), LINE_CHARACTERS)}" for line in lines)
 
@@ -100,7 +101,7 @@ LEVELS: Final = ("DEBUG", "INFO", "WARNING", "ERROR")
 
 @frozen
 class LogConfig:
-    """Where the log of a service goes, and in which form."""
+    """Destination and format of a service's log."""
 
     log_level: str = setting("INFO", help="The least that is logged", validator=one_of(*LEVELS))
     log_file: str = setting("", help="File for the log, with the banner; empty: the error output")
@@ -119,10 +120,10 @@ class LogConfig:
 
 
 class JsonFormat(LogFormat):
-    """An object a line: time, level, logger, message, and the traceback if any."""
+    """One JSON object a line: time, level, logger, message, and the traceback if any."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The line."""
+        """The line of a record."""
         fields = {
             "time": self.formatTime(record),
             "level": record.levelname,
@@ -135,9 +136,9 @@ class JsonFormat(LogFormat):
 
 
 def start_log(config: LogConfig | None = None) -> None:
-    """Write the log of a service to the error output, within the bound, or as `config` says, once that is
-    known. A log that others made stays. Raises ConfigError for a file that cannot be written.
-    """
+    """Write the log of a service to the error output, within the bound, or as `config` says, once it is
+    known. Handlers that another caller installed stay. Raises ConfigError for a file that cannot be
+    written."""
     root = logging.getLogger()
     if config is None:
         if not root.handlers:
@@ -149,7 +150,7 @@ def start_log(config: LogConfig | None = None) -> None:
         return
     made: logging.Handler = logging.StreamHandler()
     if config.log_file:
-        from logging.handlers import RotatingFileHandler  # 3 ms, for those who have a file
+        from logging.handlers import RotatingFileHandler  # 3 ms, only for services with a file
 
         most, kept = config.log_file_bytes, config.log_files
         try:
@@ -171,8 +172,8 @@ def _dressed(handler: logging.Handler, form: str) -> logging.Handler:
 
 
 def reopen_log() -> None:
-    """Continue in a new file when ours was renamed, as by logrotate before SIGHUP. The next line opens the
-    new file."""
+    """Continue in a new file when the log's file was renamed, as by logrotate before SIGHUP. The next line
+    opens the new file."""
     for handler in logging.getLogger().handlers:
         if isinstance(handler, logging.FileHandler):
             handler.acquire()
@@ -184,7 +185,7 @@ def reopen_log() -> None:
 
 
 def write_dump(config: LogConfig, text: str) -> str:
-    """Write what a server says of its insides where its log goes; returns where that is. Raises OSError."""
+    """Write a dump of a server's state to its log; returns where it was written. Raises OSError."""
     if not config.log_file:
         sys.stderr.write(text)
         sys.stderr.flush()

@@ -43,7 +43,7 @@ EXIT_SETTINGS: Final = 2
 EXIT_TAKEN: Final = 3
 
 Banner = Callable[[Sequence[str], Mapping[str, str], Health], str]
-"""The text for a start: the addresses for clients, what else the server listens for and where, its health."""
+"""The text of a start: the addresses for clients, further listeners and their addresses, and the health."""
 
 
 class Start(NamedTuple):
@@ -67,7 +67,7 @@ class Program:
 
     `settings(options)` reads the settings and raises ConfigError; `folder(settings)` is the server's data
     folder. `serve(start)` runs the server until it is stopped; its errors decide the exit status: `taken` are
-    the errors of a port or a folder that another process has. `name_servers` and `port` are the help of the
+    the errors of a port or a folder that another process uses. `name_servers` and `port` are the help of the
     options -n and --port, empty without the option.
     """
 
@@ -107,7 +107,7 @@ class Program:
         return parser.parse_args(arguments)
 
     def main(self, arguments: Sequence[str] | None = None) -> int:
-        """Run until a signal; returns the exit status."""
+        """Run the program until a signal; returns the exit status."""
         start_log()
         options = self.parse(arguments)
         ignore_unused()
@@ -154,7 +154,7 @@ def note_failure(title: str, error: Exception, options: argparse.Namespace) -> N
         try:
             handler = logging.FileHandler(path, encoding="utf-8")
         except OSError:
-            return  # it is on the error output
+            return  # the error output has the text
         handler.setFormatter(LogFormat(FORM))
         text = ("the %s ends: %s", (title, error), None)
         handler.handle(log.makeRecord(log.name, logging.ERROR, __file__, 0, *text))
@@ -162,7 +162,7 @@ def note_failure(title: str, error: Exception, options: argparse.Namespace) -> N
 
 
 def _log_file(options: argparse.Namespace) -> str:
-    """The setting logFile, as far as it can be read where others are wrong; empty without one."""
+    """The setting logFile, if it can be read although other settings are wrong; empty without it."""
     found = ""
     with suppress(ConfigError, OSError):
         for entry in read_file(options.file) if options.file else ():
@@ -209,13 +209,13 @@ async def run_until_signalled(
     on_started: Callable[[], None] = lambda: None,
     on_stop: Callable[[], None] = lambda: None,
 ) -> None:
-    """Run a server until SIGTERM or SIGINT, or until its parent process has gone.
+    """Run a server until SIGTERM or SIGINT, or until its parent process has ended.
 
-    `run(stop=, also=, health=, task_status=)` is the server: it ends in order once `stop` is set, and its
-    `started` gives the addresses for clients, none after a stop before. The banner is printed at that time,
-    and logged if the log is a file. SIGHUP calls `reload`; SIGUSR1 and SIGQUIT write a dump with `parts()`;
-    `beside` are tasks that last as long as the server. `on_stop` is called when the stop begins. Raises as
-    `run`.
+    `run(stop=, also=, health=, task_status=)` is the server: it shuts down gracefully once `stop` is set, and
+    its `started` gives the addresses for clients, none if the stop comes first. The banner is printed when
+    the server has started, and logged if the log is a file. SIGHUP calls `reload`; SIGUSR1 and SIGQUIT write
+    a dump with `parts()`; `beside` are tasks that last as long as the server. `on_stop` is called when the
+    stop begins. Raises as `run`.
     """
     raise_descriptor_limit()
     return_large_blocks()

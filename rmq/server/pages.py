@@ -1,4 +1,4 @@
-"""Serving pages over HTTP: by GET, one request a connection, read by h11."""
+"""Pages over HTTP: by GET, one request a connection, read by h11."""
 
 from __future__ import annotations
 
@@ -18,15 +18,16 @@ from rmq.server.http import PROBES
 
 READ_BYTES: Final = 4096
 SECONDS: Final = 10.0
-"""For a whole request and its answer."""
+"""Seconds for a whole request and its response."""
 REQUEST_SECONDS: Final = 2.0
-"""For the request alone."""
+"""Seconds for the request alone."""
 PEERS: Final = 16
-"""At a time. A newcomer cuts the oldest of its address off that has sent no whole request."""
+"""Connections at a time. A new connection closes the oldest connection of its address that has sent no whole
+request."""
 PAGES: Final = PEERS // 2
-"""Answers at a time of pages that are no probes; one more is 503."""
+"""Responses in progress for pages that are not probes; one more gets 503."""
 SHARE: Final = 0.03
-"""How much of the descriptors that connections may have these may take."""
+"""Share of the file descriptors for connections that these connections may take."""
 
 log = logging.getLogger("rmq.http")
 
@@ -34,8 +35,8 @@ log = logging.getLogger("rmq.http")
 async def serve(
     listener: Listener, pages: Mapping[str, Page], hosts: WebSocketAccess | None = None
 ) -> NoReturn:
-    """Answer until cancelled, which closes the listener. `pages`, by their paths, may be added while it runs;
-    `hosts` checks the host names of browsers (DNS rebinding).
+    """Answer requests until cancelled; cancellation closes the listener. A caller may add `pages`, by their
+    paths, while the server runs; `hosts` checks the host names of browsers (DNS rebinding).
 
     An error of a peer ends its connection only; so does a page that fails, which is logged.
     """
@@ -58,7 +59,7 @@ class _Desk:
         self._making = 0
 
     async def serve(self, stream: Stream, guest: Guest) -> None:
-        """A request of a peer."""
+        """Answer a request of a peer."""
         try:
             with anyio.move_on_after(SECONDS):
                 await self._converse(stream, guest)
@@ -100,7 +101,8 @@ class _Desk:
             self._making -= 1
 
     def _refusal(self, request: h11.Request, local: str) -> str:
-        """Why a browser gets nothing: the name that it has for this server may be any page's own."""
+        """The reason to refuse a browser: its name for this server may be any page's own (DNS rebinding);
+        empty without one."""
         headers = dict(request.headers)
         is_browser = b"Mozilla" in headers.get(b"user-agent", b"") or b"sec-fetch-mode" in headers
         if not is_browser and b"origin" not in headers:
@@ -109,7 +111,7 @@ class _Desk:
 
 
 async def _request(stream: Stream, connection: h11.Connection) -> h11.Request | None:
-    """The request; None when the peer leaves without one."""
+    """The request; None when the peer disconnects without one."""
     while True:
         event = connection.next_event()
         if event is h11.NEED_DATA:

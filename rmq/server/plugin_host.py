@@ -18,11 +18,11 @@ T = TypeVar("T")
 
 
 class Served(Protocol):
-    """A server, as its plug-ins need it."""
+    """A server, with the parts that its plug-ins use."""
 
     @property
     def config(self) -> Any:
-        """The configuration that holds now, frozen."""
+        """The present configuration, frozen."""
 
     @property
     def deferred_saves(self) -> DeferredSaves:
@@ -47,7 +47,7 @@ def at_once(make: Callable[[], Sequence[Metric]]) -> MetricsInSlices:
 
 
 class Messages(Protocol):
-    """The messages of a server, as its plug-ins need them."""
+    """The messages of a server, with the functions that its plug-ins use."""
 
     @property
     def address(self) -> str:
@@ -67,7 +67,7 @@ class Messages(Protocol):
 
 
 class NoMessages:
-    """The messages of a server that stores none and has no replicas; `server` says which one."""
+    """Stand-in for the messages of a server that stores none and has no replicas; `server` is its kind."""
 
     def __init__(self, server: str) -> None:
         self._server = server
@@ -78,14 +78,14 @@ class NoMessages:
         raise LocalProtocolError(f"a {self._server} stores no messages: load the plug-in in a broker")
 
     def topic_of(self, physical_offset: int) -> str | None:
-        """None: there are no messages."""
+        """None: the server has no messages."""
         return None
 
     def shared_changed(self) -> None:
-        """Nothing: there are no replicas."""
+        """Do nothing: the server has no replicas."""
 
     def stats(self) -> Mapping[str, str]:
-        """Empty: brokerStatus is a broker's."""
+        """No rows: only brokers have brokerStatus."""
         return {}
 
 
@@ -111,7 +111,7 @@ class PluginHost:
 
     @property
     def config(self) -> Any:
-        """The configuration that holds now."""
+        """The present configuration."""
         return self._server.config
 
     @property

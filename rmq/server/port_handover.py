@@ -1,7 +1,7 @@
 """Ports that stay open from a service of a process to the next service.
 
-A client that connects in between waits in the system's queue for the next service, instead of being refused:
-clients that repeat a few times without a pause would give up too early.
+A client that connects between the two services waits in the system's queue for the next service, and is not
+refused: clients that repeat a few times without a pause would give up too early.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from rmq.remoting.transports.stream import Listener, Stream
 
 
 class KeptPorts(Network):
-    """A network whose listeners are only closed by `aclose`, but for those at the ports of `closing`."""
+    """A network whose listeners only `aclose` closes, but for the listeners at the ports of `closing`."""
 
     def __init__(self, network: Network, closing: Container[int]) -> None:
         self._network = network
@@ -27,7 +27,7 @@ class KeptPorts(Network):
         return await self._network.dial(address)
 
     async def listen(self, address: str, *, held: bool = False) -> Listener:
-        """As of any network; an address that was listened at before has its listener still."""
+        """Listen at an address; a second call for an address returns the open listener."""
         if split_address(address).port in self._closing:
             return await self._network.listen(address, held=held)
         if address not in self._kept:
@@ -35,7 +35,7 @@ class KeptPorts(Network):
         return _Kept(self._kept[address])
 
     async def aclose(self) -> None:
-        """Listen no more. Completes when cancelled."""
+        """Close all listeners. Completes when cancelled."""
         with anyio.CancelScope(shield=True):
             while self._kept:
                 _, listener = self._kept.popitem()

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 CLIENTS: Final = "clients"
 """The name of the port for clients among the acceptors of a server."""
 DOOR_SHARE: Final = 0.25
-"""The share of the descriptors for connections that those of one door may take."""
+"""The share of the file descriptors for connections that the connections of one door may take."""
 
 
 def client_limits(config: ServerSettings) -> Limits:
@@ -54,8 +54,8 @@ def acceptor(
     *,
     share: float = 1.0,
 ) -> Acceptor:
-    """The acceptor of a port for `connections`, `per_address` of an address (None: as the settings say),
-    which may take `share` of the descriptors for connections."""
+    """The acceptor of a port for `connections`, `per_address` of an address (None: by the settings), which
+    may take `share` of the descriptors for connections."""
     return Acceptor(
         config.max_connections if connections is None else connections,
         config.max_connections_per_address if per_address is None else per_address,
@@ -74,7 +74,7 @@ def web_socket_access(config: ServerSettings, *names: str) -> WebSocketAccess:
 
 
 class OpenDoor(NamedTuple):
-    """A door with its listener and acceptor; None for one that has no port of its own."""
+    """A door with its listener and acceptor; both None for a door without a port of its own."""
 
     door: Door
     listener: Listener | None
@@ -84,8 +84,8 @@ class OpenDoor(NamedTuple):
 async def open_doors(
     network: Network, config: ServerSettings, doors: Sequence[Door], own: Iterable[Listener] = ()
 ) -> list[OpenDoor]:
-    """Listen at the ports of doors; peers are refused until these are served. `own` are the
-    listeners that the server has already.
+    """Listen at the ports of doors; peers are refused until the doors are served. `own` are the server's
+    present listeners.
 
     Raises PortInUse, which names the door, and OSError; then no port stays open.
     """
@@ -123,7 +123,7 @@ def door_acceptors(doors: Sequence[OpenDoor]) -> dict[str, Acceptor]:
 
 
 def door_addresses(doors: Sequence[OpenDoor]) -> dict[str, str]:
-    """Where doors listen, by the names of the doors."""
+    """The addresses at which doors listen, by the names of the doors."""
     return {one.door.name: one.listener.address for one in doors if one.listener is not None}
 
 
@@ -201,9 +201,9 @@ async def plugin_doors(
     now_ms: Callable[[], int],
     peer: Callable[[ServerOfDoors, str, DoorConnection], object] = ServerDoorPeer,
 ) -> PluginDoors:
-    """Open the doors of the plug-ins of a `title`, which stores no messages; `acceptors` gets theirs, `peer`
-    makes the host of a connection. Raises PluginRefused for doors that cannot be opened together, PortInUse,
-    OSError."""
+    """Open the doors of the plug-ins of a `title`, which stores no messages; `acceptors` gets the doors'
+    acceptors, `peer` makes the host of a connection. Raises PluginRefused for doors that cannot be opened
+    together, PortInUse, OSError."""
     opened = await open_doors(network, config, hooks.doors())
     acceptors |= door_acceptors(opened)
     calls = DeferredCalls(anyio.current_time, lambda at: due.set())

@@ -1,5 +1,5 @@
-"""Process of a server: checks before its start, signals without a meaning, the memory that it returns, and
-its state for systemd."""
+"""Process of a server: checks before its start, signals without a meaning, memory that it returns to the
+system, and its state for systemd."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from rmq.server.health import Health
 _M_TRIM_THRESHOLD: Final = -1  # of mallopt(3), glibc's malloc.h
 _M_MMAP_THRESHOLD: Final = -3
 LARGE_BLOCK: Final = 1 << 20
-"""Bytes from which on a block of memory is the system's again as soon as it is freed."""
+"""Bytes of the smallest block of memory that is returned to the system as soon as it is freed."""
 SPARE: Final = 4 << 20
-"""Free bytes at the heap's end that are kept for what comes next."""
+"""Free bytes at the heap's end that are kept for the next allocations."""
 
 log = logging.getLogger("rmq")
 
@@ -29,8 +29,8 @@ log = logging.getLogger("rmq")
 def _installed(distribution: str, folders: Sequence[str]) -> str:
     """The version of an installed distribution, "" if it is not installed.
 
-    Reads the name of its folder of metadata, such as rmq-0.1.0.dist-info: importlib.metadata would say the
-    same, but takes 15 ms to load.
+    Reads the name of the metadata folder, such as rmq-0.1.0.dist-info: importlib.metadata would give the same
+    result, but takes 15 ms to load.
     """
     for folder in folders:
         with suppress(OSError):  # none, or an archive
@@ -41,7 +41,7 @@ def _installed(distribution: str, folders: Sequence[str]) -> str:
 
 
 VERSION: Final = _installed("rmq", sys.path) or "unknown"  # unknown: run from a checkout
-"""Of this package."""
+"""The version of this package."""
 
 
 UNUSED: Final = tuple(getattr(signal, name) for name in ("SIGUSR2",) if hasattr(signal, name))
@@ -83,17 +83,17 @@ _ADVICE: Final = {
     errno.ELOOP: "correct the path",
     errno.ENAMETOOLONG: "correct the path",
 }
-"""Errors of a wrong path, and remedies. A start is not refused for another error, such as a full disk."""
+"""Errors of a wrong path, and remedies. No other error refuses a start: a full disk does not."""
 
 
 def check_paths(*settings: Any, data: str = "") -> None:
     """Refuse a start with a path that the server cannot write, before it opens a port or a store.
 
-    Looks at the settings with `writes`, and makes their folders. A default is passed over, because not every
-    server needs it, unless it is `data`, the server's own folder. Raises ConfigError that names the setting,
-    the path and the remedy.
+    Looks at the settings with `writes`, and makes their folders. A default path is not checked, because not
+    every server needs it, unless it is `data`, the server's own folder. Raises ConfigError that names the
+    setting, the path and the remedy.
     """
-    import attrs  # `rmq --help` imports this module, and needs neither
+    import attrs  # `rmq --help` imports this module without these two
 
     from rmq.config import java_key
 
@@ -120,7 +120,7 @@ def _check_path(key: str, value: str, kind: str) -> None:
 
 
 def _try_folder(path: str) -> None:
-    """Make a folder, and look whether this process may write there, and lock it. Raises OSError."""
+    """Make a folder, and check that this process may write to it, and lock it. Raises OSError."""
     os.makedirs(path, exist_ok=True)
     _try_to_write(path)
     with suppress(FileNotFoundError):
@@ -128,8 +128,7 @@ def _try_folder(path: str) -> None:
 
 
 def _try_file(path: str) -> None:
-    """Look whether a file can be replaced. Its folder may be missing: it is made with the file. Raises
-    OSError."""
+    """Check that a file can be replaced. A missing folder is made with the file. Raises OSError."""
     if os.path.isdir(path):
         raise OSError(errno.EISDIR, os.strerror(errno.EISDIR), path)
     folder = os.path.dirname(path)
@@ -139,7 +138,8 @@ def _try_file(path: str) -> None:
 
 
 def _try_to_write(folder: str) -> None:
-    """Make a file and remove it: access(2) does not know every reason, and not its name. Raises OSError."""
+    """Make a file and remove it: access(2) does not know every reason of a refusal, nor its name. Raises
+    OSError."""
     probe = os.path.join(folder, f".writable-{os.getpid()}")
     try:
         os.close(os.open(probe, os.O_WRONLY | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o600))
@@ -161,7 +161,7 @@ def _user() -> str:
 
 
 class Supervisor:
-    """State of the server for systemd by sd_notify(3), if NOTIFY_SOCKET is set: ready, the parts it lacks
+    """State of the server for systemd by sd_notify(3), if NOTIFY_SOCKET is set: ready, the missing parts
     until ready, alive (WATCHDOG_USEC), stopping."""
 
     def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
@@ -174,7 +174,7 @@ class Supervisor:
 
     @property
     def is_asking(self) -> bool:
-        """Whether systemd asked for reports."""
+        """True if systemd asked for reports."""
         return bool(self._address)
 
     def report(self, health: Health) -> None:
@@ -186,7 +186,7 @@ class Supervisor:
         if health.is_ready and self._status != "ready":
             lines.append("READY=1")
         if not health.is_ready:
-            # A store may take minutes to open: as long as this comes, that is no reason to be killed.
+            # A store may take minutes to open: during these reports systemd does not kill the process.
             lines.append("EXTEND_TIMEOUT_USEC=30000000")
         if self._send("\n".join(lines)):
             self._status = status
@@ -212,9 +212,9 @@ class Supervisor:
 def return_large_blocks() -> None:
     """Return the memory of large responses and batches to the system once they are sent.
 
-    glibc itself raises its threshold for this to the largest block that was freed, up to 32 MiB: after a
-    response of 7 MiB all smaller blocks come from its heap, and the gaps between them stay with the process
-    for good. For programs of our own only, and without effect with another C library.
+    glibc itself raises its threshold to the largest block that was freed, up to 32 MiB: after a response of 7
+    MiB all smaller blocks come from its heap, and the gaps between them stay with the process for good. For
+    rmq's own programs only; no effect with another C library.
     """
     if sys.platform != "linux":
         return

@@ -1,4 +1,5 @@
-"""`profile = secure`: a line that turns every protection on, and refuses a start that lacks a requirement."""
+"""`profile = secure`: one line that turns every protection on, and refuses a start that lacks a
+requirement."""
 
 from __future__ import annotations
 
@@ -41,11 +42,11 @@ def applied(config: C, tls: TlsConfig) -> tuple[C, TlsConfig]:
 
 
 NEW_PER_SECOND: Final = 50
-"""Handshakes of one address that may fail in a second, with the profile `secure`."""
+"""Failed handshakes of one address in a second, with the profile `secure`."""
 
 
 def connection_rate(config: ServerSettings) -> int:
-    """How many handshakes of one address may fail in a second; 0: any number, as in RocketMQ."""
+    """The number of handshakes of one address that may fail in a second; 0: any number, as in RocketMQ."""
     asked = config.max_new_connections_per_address
     if asked >= 0:
         return asked
@@ -53,8 +54,8 @@ def connection_rate(config: ServerSettings) -> int:
 
 
 def protect_files(config: ServerSettings, folder: str = "") -> None:
-    """Called at the start of a program with the profile `secure`: files written from now on, messages,
-    tables, logs, belong to its user alone. `folder` is the folder of its store; a folder open to other users
+    """Make files that are written from now on (messages, tables, logs) readable by the process's user alone,
+    for a program with the profile `secure`. `folder` is the folder of its store; a folder open to other users
     gets a warning."""
     if config.profile != SECURE:
         return
@@ -87,7 +88,8 @@ def _missing(settings: ServerSettings, tls: TlsConfig) -> list[str]:
 
 
 def _accounts_file(settings: ServerSettings) -> str:
-    """The file of accounts that is named, or the first that is where it is looked for; else empty."""
+    """The file of accounts that the settings name, or else the first default file that exists; empty without
+    one."""
     if settings.acl_file:
         return settings.acl_file
     beside = os.path.dirname(os.path.abspath(os.path.expanduser(settings.config_store_path)))
@@ -98,9 +100,8 @@ def _accounts_file(settings: ServerSettings) -> str:
 
 
 def exposure(config: ServerSettings, tls: TlsConfig, *, secret: str, unguarded: str) -> list[str]:
-    """Lines for the start banner of a service that other machines can reach: the rights that they have.
-    `secret` says whether servers must know a secret, and `unguarded` names the rights of any machine
-    otherwise."""
+    """Lines for the start banner of a service that other machines can reach: the rights of these machines.
+    `secret` is true if servers must know a secret; otherwise `unguarded` names the rights of any machine."""
     found = []
     if not config.acl_enable:
         found.append("without ACL anybody there can do everything")

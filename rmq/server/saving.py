@@ -1,4 +1,4 @@
-"""Writing the files of `DeferredSaves` in a thread, and answering the waiting requests."""
+"""Writer of the files of `DeferredSaves`, in a thread, with the responses to the waiting requests."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rmq.remoting.loop import Wakeup
 from rmq.server.deferred import DeferredSaves
 
 RunBlocking = Callable[[Callable[[], Any]], Awaitable[Any]]
-"""Runs a function that blocks, and returns its result."""
+"""Runs a blocking function, and returns its result."""
 
 
 async def write_files(answers: DeferredSaves, run: RunBlocking = anyio.to_thread.run_sync) -> None:
@@ -27,7 +27,7 @@ async def write_files(answers: DeferredSaves, run: RunBlocking = anyio.to_thread
 
 
 async def keep_writing(answers: DeferredSaves, pending: Wakeup) -> NoReturn:
-    """`write_files`, and again whenever `pending` is set. Cancelled: as that."""
+    """Run `write_files` repeatedly, whenever `pending` is set. Cancelled: as `write_files`."""
     while True:
         await write_files(answers)
         await pending.wait()

@@ -20,9 +20,9 @@ RELOAD: Final = tuple(getattr(signal, name) for name in ("SIGHUP",) if hasattr(s
 DUMP: Final = tuple(getattr(signal, name) for name in ("SIGUSR1", "SIGQUIT") if hasattr(signal, name))
 
 PARENT: Final = "RMQ_PARENT"
-"""In a server's environment: the id of the process that looks after it, without which it stops."""
+"""In a server's environment: the process id of its supervisor; the server stops when the supervisor ends."""
 SCAN_SECONDS: Final = 0.5
-"""How often it looks for that one."""
+"""Seconds between two checks of the supervisor."""
 
 log = logging.getLogger("rmq.signals")
 
@@ -55,7 +55,8 @@ async def obey(
 
 
 async def stop_without_parent(stop: trio.Event) -> None:
-    """Set `stop` when the process that looks after us has gone: it would start another on the same port."""
+    """Set `stop` when the server's supervisor has ended: a new supervisor would start another server on the
+    same port."""
     parent = int(os.environ.get(PARENT, "0"))
     while parent and not stop.is_set():
         if os.getppid() != parent:

@@ -302,7 +302,7 @@ class Recoverer:
         return segments.start
 
     def _is_unit_before(self, start: int, queue: ConsumeQueue, index: int, unit: Unit) -> bool:
-        """Whether a unit found after a crash is whole and its record lies before `start`."""
+        """True if a unit found after a crash is whole and its record lies before `start`."""
         physical, size, _ = unit
         if size <= 0 or not 0 <= physical < start:
             return False
@@ -355,7 +355,7 @@ class Recoverer:
         return records, end, torn
 
     def _is_pierced(self, record: Scanned) -> bool:
-        """Whether a power cut took a part of the record's properties. Synced records lost none, and neither
+        """True if a power cut took a part of the record's properties. Synced records lost none, and neither
         did earlier records."""
         if self.synced.covers(record) or not has_lost_page(record):
             return False
@@ -363,7 +363,7 @@ class Recoverer:
         return following is None or not self.synced.covers(following)
 
     def _is_torn(self, last: Scanned) -> bool:
-        """Whether the last record before the end lacks its last bytes: a killed write, or a power cut, leaves
+        """True if the last record before the end lacks its last bytes: a killed write, or a power cut, leaves
         zeros in their place. A sender's zeros begin in the middle of a sector, and the record has a unit.
 
         A record that a slave received in two pieces may have its unit on the disk and the first piece only.
@@ -395,7 +395,7 @@ class Recoverer:
         return bool(why) and self._is_cut_at(record, why)
 
     def _is_whole(self, record: Scanned) -> bool:
-        """Whether all bytes of a record were synced. A slave may have stopped in order with a part of one."""
+        """True if all bytes of a record were synced. A slave may have stopped in order with a part of one."""
         is_part = self._evidence.is_exact and record.position + record.size > self._evidence.before
         return self.synced.covers(record) and not is_part
 
@@ -476,7 +476,7 @@ class Recoverer:
         return queue
 
     def _is_short(self, queue: ConsumeQueue) -> bool:
-        """Whether the missing units should be in the log: not for the leftovers of a deleted topic."""
+        """True if the missing units should be in the log: not for the leftovers of a deleted topic."""
         known = self.topics.names is None or queue.topic in self.topics.names
         return known or (not queue.is_empty and queue.file_start == 0)
 

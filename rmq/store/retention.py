@@ -201,7 +201,7 @@ class Retention:
         return "unused" if by_topic and not self._queues.keeps_any(bases[1]) else ""
 
     def _is_held(self, why: str) -> bool:
-        """Whether files must not be deleted by age; logs each reason once."""
+        """True if files must not be deleted by age; logs each reason once."""
         if why and why != self._held:
             log.error(
                 "expired messages are NOT DELETED for an hour, since the wall clock may be wrong: %s."

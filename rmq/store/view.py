@@ -203,7 +203,7 @@ class StoreView:
         return -1 if queue is None else queue.record_bytes(first, end)
 
     def has_queue(self, topic: str, queue_id: int) -> bool:
-        """Whether a queue has, or had, messages."""
+        """True if a queue has, or had, messages."""
         return (topic, queue_id) in self._queues.table
 
     def queue_end(self, topic: str) -> int:
@@ -226,7 +226,7 @@ class StoreView:
         return Lookup(sorted(search.found), *reach, search.is_all)
 
     def _has_key(self, topic: str, key: str, physical_offset: int) -> bool:
-        """Whether the record there is of a topic and has a key, and not another with the same hash."""
+        """True if the record there is of a topic and has a key, and not another with the same hash."""
         try:
             record = self.read(physical_offset)
             if record is None or key.encode("utf-8", JAVA) not in property_bytes(record):

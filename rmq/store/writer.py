@@ -212,7 +212,7 @@ class StoreWriter(StoreView):
         return self._queues.table.get((topic, queue_id))
 
     def _is_marked(self, suffix: bytes) -> bool:
-        """Whether the text after a batch's properties has tags or keys. The last text without any is
+        """True if the text after a batch's properties has tags or keys. The last text without any is
         remembered."""
         if any(marker in suffix for marker in MARKERS):
             return True
@@ -307,5 +307,5 @@ class StoreWriter(StoreView):
 
     @property
     def has_pending(self) -> bool:
-        """Whether `put` was called since the last `commit`."""
+        """True if `put` was called since the last `commit`."""
         return self._log.has_pending

@@ -36,7 +36,7 @@ _HOMES = {
     "message": "messages",
     "virtual_time": "clock",
 }
-"""Loaded when they are first used: the plug-in of pytest is loaded wherever rmq is installed."""
+"""Modules that are loaded on first use: the pytest plug-in is loaded wherever rmq is installed."""
 
 __all__ = sorted(_HOMES)
 

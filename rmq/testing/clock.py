@@ -24,19 +24,19 @@ import anyio.lowlevel
 from rmq.remoting.loop import current_loop, forget_loop
 
 THREAD_SECONDS: Final = 0.001
-"""How long trio's loop waits for a thread before it looks again."""
+"""Seconds that trio's loop waits for a thread before it looks again."""
 
 
 @contextmanager
 def virtual_time() -> Iterator[bool]:
     """Put the running loop into virtual time for the length of the block, which another task may leave.
-    Afterwards its clock goes on from the present time, as real time does. Yields whether this block changed
-    the clock: under a mock clock of trio, or within another such block, nothing changes.
+    Afterwards its clock continues from the present time, as real time. Yields whether this block changed the
+    clock: under a mock clock of trio, or within another such block, nothing changes.
 
     Raises RuntimeError on a loop without support, as uvloop.
     """
     if current_loop().name == "trio":
-        from rmq.testing import trio_clock  # for those who need it
+        from rmq.testing import trio_clock  # only for programs on asyncio
 
         with trio_clock.virtual_time() as is_new:
             yield is_new
@@ -72,17 +72,17 @@ class _AsyncioTime:
         self.users = 0
         self._loop = loop
         self._selector, self._run_in_executor = loop._selector, loop.run_in_executor
-        self._now: float | None = None  # None: time is real
+        self._now: float | None = None  # None: real time
         self._ahead = 0.0
         self._threads = 0
-        loop.time = self.time  # for good: who has asked for it may keep it
+        loop.time = self.time  # kept for good: other code may hold the function
 
     def time(self) -> float:
         """The loop's time."""
         return time.monotonic() + self._ahead if self._now is None else self._now
 
     def begin(self) -> None:
-        """From now on time is virtual."""
+        """Begin virtual time."""
         self._now = self.time()
         self._loop._selector = _Selector(self._selector, self._select)
         self._loop.run_in_executor = self._in_executor
@@ -117,7 +117,7 @@ class _AsyncioTime:
         self._threads -= 1
 
     def _is_a_thread_at_work(self) -> bool:
-        """anyio has threads of its own, and tells only its tasks of them."""
+        """True if a worker thread of anyio is at work: only anyio's own tasks see these threads."""
         if self._threads:
             return True
         backend = sys.modules["anyio._backends._asyncio"]
@@ -130,7 +130,7 @@ class _AsyncioTime:
 
 
 class _Selector:
-    """A selector that waits in its own way."""
+    """A selector with its own way of waiting."""
 
     def __init__(self, selector: Any, select: Callable[[float | None], Any]) -> None:
         self._inner = selector

@@ -47,7 +47,7 @@ from rmq.testing.network import MemoryNetwork
 START_MS: Final = 1_700_000_000_000
 """Wall time in ms when trio's clock stands at 0."""
 WAIT_SECONDS: Final = 30.0
-"""What a cluster may take for a topic to be known, or for a broker to stop."""
+"""Seconds for a topic to become known, or for a broker to stop."""
 STORE: Final = StoreConfig(
     store_path_root_dir="/store",
     mapped_file_size_commit_log=1 << 20,
@@ -58,14 +58,14 @@ STORE: Final = StoreConfig(
     flush_consume_queue_thorough_interval=600_000,
     clean_resource_interval=600_000,
 )
-"""Small files, and loops that seldom have work: each turn of one costs when hours pass at once."""
+"""Small files, and loops with rare turns: each turn costs CPU time when hours pass at once."""
 SETTLE_SECONDS: Final = 0.001
-"""After it all have done what there was to do, where time is virtual."""
+"""Seconds of virtual time after which all due work is done."""
 SELDOM_MS: Final = 600_000
-"""How often brokers write what only a crash would lose, and clients say that they are there."""
+"""Seconds between brokers' writes of data that only a crash would lose, and between clients' heartbeats."""
 SILENT_MS: Final = 2 * SELDOM_MS
-"""After so long without a word a broker drops a member of a group, a name server a broker, and either end a
-connection: ten times what they wait elsewhere, as what they say is said ten times more seldom."""
+"""Seconds of silence after which a broker drops a member of a group, a name server drops a broker, and either
+ends a connection: ten times the usual values, as heartbeats are ten times rarer."""
 CLIENTS: Final = ClientConfig(
     pull_suspend_ms=SELDOM_MS,
     pull_timeout_ms=SELDOM_MS + 30_000,
@@ -73,8 +73,8 @@ CLIENTS: Final = ClientConfig(
     heartbeat_interval_ms=SELDOM_MS,
     poll_name_server_interval_ms=SELDOM_MS,
 )
-"""Settings of clients: what they do again and again while nothing happens, they do seldom. What happens is
-told at once: messages, new members, connections that are lost."""
+"""Settings of clients: periodic work is rare. Events are still reported at once: messages, new members, lost
+connections."""
 BROKERS: Final = {
     "enable_property_filter": True,
     "flush_consumer_offset_interval": SELDOM_MS,
@@ -129,8 +129,8 @@ class Cluster:
         return self.brokers[broker]
 
     async def __aenter__(self) -> Cluster:
-        """Start all servers; the name servers know the brokers and the topics then. Raises as the services
-        of both."""
+        """Start all servers; afterwards the name servers know the brokers and the topics. Raises as the
+        services of both."""
         self._folder = tempfile.TemporaryDirectory(prefix="rmq-")
         self._scope = TaskGroupScope()
         self._time = ExitStack()
@@ -184,16 +184,16 @@ class Cluster:
 
     @property
     def namesrv_address(self) -> str:
-        """The addresses of the name servers, as clients take them."""
+        """The addresses of the name servers, in the form for clients."""
         return ";".join(front.address for front in self.name_servers)
 
     def now_ms(self) -> int:
-        """Wall time in ms, as brokers see it."""
+        """Wall time in ms, as the brokers' clock."""
         return self._wall_ms or self._epoch_ms + int(self._now() * 1000)
 
     @contextmanager
     def at(self, wall_ms: int) -> Iterator[None]:
-        """Have brokers stamp this time on what comes in the block, which must not wait."""
+        """Let brokers stamp messages of the block, which must not wait, with this time."""
         self._wall_ms = wall_ms
         try:
             yield
@@ -202,8 +202,8 @@ class Cluster:
 
     async def start(self, broker: str, *, store: Mapping[str, Any] | None = None, **settings: Any) -> None:
         """Start a broker: a new broker, or a stopped broker on its former disk. These settings take
-        precedence over the cluster's. When this returns the name servers know the broker. Raises as the
-        broker's service."""
+        precedence over the cluster's. When the function returns the name servers know the broker. Raises as
+        the broker's service."""
         front = self.brokers.setdefault(broker, BrokerFront(broker))
         disk = self.disks.setdefault(broker, MemoryDisk(seed=1))
         network, host, port = self._place(f"10.0.1.{1 + list(self.disks).index(broker)}", 10911)
@@ -247,8 +247,8 @@ class Cluster:
         brokers: Sequence[str] = (),
         perm: int = PERM_READ | PERM_WRITE,
     ) -> None:
-        """Create a topic on these brokers (default: all), or change it; when this returns the name servers
-        know it. Raises ResponseError."""
+        """Create a topic on these brokers (default: all), or change it; when the function returns the name
+        servers know the topic. Raises ResponseError."""
         counts = dict.fromkeys(brokers or self.brokers, queues)
         for name in counts:
             self[name].create_topic(topic, queues, perm)
@@ -301,12 +301,12 @@ class Cluster:
         return sorted(found, key=lambda one: (one.store_timestamp, one.physical_offset))
 
     async def advance(self, seconds: float) -> None:
-        """Let time pass, and let all that is due then happen: in virtual time that is done at once."""
+        """Let time pass, and let all work that is due happen: in virtual time both take no real time."""
         await anyio.sleep(seconds)
-        await anyio.sleep(SETTLE_SECONDS)  # ends when nobody has anything to do any more
+        await anyio.sleep(SETTLE_SECONDS)  # ends when no task has work any more
 
     def slow(self, seconds: float) -> None:
-        """Have all bytes take so long from now on; 0: no time again."""
+        """Delay all bytes by so many seconds from now on; 0: no delay."""
         self._memory.latency = (seconds, seconds)
 
     def cut(self, broker: str | None = None) -> None:
@@ -314,8 +314,8 @@ class Cluster:
         self._memory.cut(None if broker is None else self[broker].address.partition(":")[0])
 
     def black_hole(self, broker: str | None = None) -> None:
-        """Let nothing pass any more on the open connections of a broker, or on all, as when NAT forgets them:
-        neither end notices, and new connections work."""
+        """Stop all bytes on the open connections of a broker, or on all, as when NAT forgets them: neither
+        end notices, and new connections work."""
         self._memory.black_hole(None if broker is None else self[broker].address.partition(":")[0])
 
     @property

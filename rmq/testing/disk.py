@@ -1,8 +1,8 @@
 """MemoryDisk: a disk in memory that forgets unsynced bytes, fills up, breaks and flips bits, all from a seed.
 
 It keeps the contract of `rmq.store.files.disk.Disk`, proved by the tests that run on both. `crash()` is a
-power cut: synced bytes stay, and of the 4 KiB pages written since a random part; with `tears` also parts of
-pages, in sectors of 512 bytes. A file whose creation was never synced may be gone. Names (`replace`,
+power cut: synced bytes stay, and a random part of the 4 KiB pages written since the sync; with `tears` also
+parts of pages, in sectors of 512 bytes. A file whose creation was never synced may be gone. Names (`replace`,
 `remove`) are kept in order and at once, as by a journal.
 """
 
@@ -28,16 +28,16 @@ SECTOR = 512
 
 
 class _File:
-    """`live` is the content for readers; a crash keeps the pages in `synced`, and may lose those in
-    `dirty`."""
+    """The content of a file: `live` is the content for readers; a crash keeps the pages in `synced`, and may
+    lose the pages in `dirty`."""
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self.live = memoryview(mmap.mmap(-1, max(size, 1)))  # takes memory only where it is written
+        self.live = memoryview(mmap.mmap(-1, max(size, 1)))  # takes memory only for written pages
         self.synced: dict[int, bytes] = {}
         self.dirty: set[int] = set()
         self.used: set[int] = set()  # pages that have space on the disk
-        self.made = False  # whether a crash keeps the file itself
+        self.made = False  # True if a crash keeps the file itself
 
     def page(self, number: int) -> bytes:
         return bytes(self.live[number * PAGE : min((number + 1) * PAGE, self.size)])
@@ -54,7 +54,7 @@ class _File:
         self.used.update(pages)
 
     def after_crash(self, chance: random.Random, tears: bool) -> _File:
-        """The file as a power cut leaves it."""
+        """The file after a power cut."""
         kept = _File(self.size)
         pages = dict(self.synced)
         for number in sorted(self.dirty):
@@ -69,7 +69,7 @@ class _File:
         return kept
 
     def _torn(self, number: int, chance: random.Random) -> bytes:
-        """A page of which some sectors were written."""
+        """A page after a write of only some sectors."""
         new = self.page(number)
         old = self.synced.get(number, bytes(len(new)))
         sectors = range(0, len(new), SECTOR)
@@ -170,7 +170,7 @@ class _Lock:
 
 @define(eq=False)
 class _Fault:
-    """The next operations of a kind, on paths that contain `path`, are to fail."""
+    """A fault for the next operations of a kind, on paths that contain `path`."""
 
     operation: str
     path: str
@@ -195,18 +195,18 @@ class MemoryDisk:
         self._files: dict[str, _File] = {}
         self._faults: builtins.list[_Fault] = []
         self._hanging: builtins.list[str] = []
-        self._working = 0  # works that may hang
+        self._working = 0  # work that may hang
         self._locks: dict[str, _Lock] = {}
 
     # ---- faults ----
 
     def crash(self) -> None:
-        """Cut the power: open segments and locks are void, and what was not synced is kept in part."""
+        """Cut the power: open segments and locks become invalid, and unsynced bytes are kept in part."""
         self._files = self.image(self.chance.random())._files
         self._locks = {}
 
     def image(self, seed: float) -> MemoryDisk:
-        """The disk after a power cut now, as another disk; this disk goes on."""
+        """The disk after a power cut now, as another disk; this disk continues."""
         other = MemoryDisk()
         other.chance = random.Random(seed)
         other.capacity = self.capacity
@@ -216,8 +216,8 @@ class MemoryDisk:
         return other
 
     def copy(self) -> MemoryDisk:
-        """The disk after a kill of the process: all bytes as a reader sees them now, as another disk. A power
-        cut still takes unsynced bytes."""
+        """The disk after a kill of the process, with all bytes that a reader sees now, as another disk. A
+        power cut still takes unsynced bytes."""
         other = MemoryDisk(self.chance.randrange(1 << 30))
         other.capacity = self.capacity
         for path, file in self._files.items():
@@ -230,7 +230,7 @@ class MemoryDisk:
         return other
 
     def write_back(self) -> None:
-        """What a kernel may do at any time: a random part of the unsynced pages reaches the medium."""
+        """Write a random part of the unsynced pages to the medium, as a kernel may do at any time."""
         for file in self._files.values():
             for number in sorted(file.dirty):
                 if self.chance.random() < 0.5:
@@ -245,21 +245,21 @@ class MemoryDisk:
         self._faults.append(_Fault(operation, path, error, times))
 
     def hang(self, path: str = "") -> None:
-        """From now on syncs of paths that contain `path` neither end nor fail, until `heal`. Syncs outside of
-        `run` end at once, since they have nothing to wait in."""
+        """Let syncs of paths that contain `path` neither end nor fail from now on, until `heal`. Syncs
+        outside of `run` end at once, because they cannot wait."""
         self._hanging.append(path)
 
     def heal(self) -> None:
-        """Forget the faults that did not happen yet, and let what hangs go on."""
+        """Forget the faults that did not happen yet, and let hanging operations continue."""
         self._faults.clear()
         self.resume()
 
     def resume(self) -> None:
-        """Let what hangs go on."""
+        """Let hanging operations continue."""
         self._hanging.clear()
 
     async def run(self, work: Callable[[], T]) -> T:
-        """Run what may wait for this disk, as a broker does in threads."""
+        """Run work that may wait for this disk, as a broker does in threads."""
         if not self._hanging and not self._working:
             return work()
         self._working += 1
@@ -284,7 +284,7 @@ class MemoryDisk:
             file.synced[at // PAGE] = file.page(at // PAGE)
 
     def take_fault(self, operation: str, path: str) -> StoreError | None:
-        """The error that this operation is to raise, if any."""
+        """The error that this operation must raise, if any."""
         for fault in self._faults:
             if fault.operation == operation and fault.path in path:
                 fault.left -= 1
@@ -294,7 +294,7 @@ class MemoryDisk:
         return None
 
     def take_space(self, file: _File, start: int, stop: int) -> int:
-        """How many of the bytes start..stop have room; their pages count as used from now on."""
+        """The number of bytes in start..stop that have room; their pages count as used from now on."""
         if self.capacity is None:
             return stop - start
         room = (self.capacity - self.used) // PAGE
@@ -307,15 +307,15 @@ class MemoryDisk:
 
     @property
     def used(self) -> int:
-        """Bytes that files take."""
+        """Bytes in use by files."""
         return sum(len(file.used) for file in self._files.values()) * PAGE
 
     def holds(self, path: str, file: _File) -> bool:
-        """Whether that file is the one at that path."""
+        """True if that file is the one at that path."""
         return self._files.get(path) is file
 
     def changed(self) -> None:
-        """Something was written."""
+        """Note a write."""
         if self.on_change is not None:
             self.on_change()
 
@@ -410,7 +410,7 @@ class MemoryDisk:
         file = self._files.get(path)
         if error is not None:
             if file is not None:
-                file.dirty.clear()  # as kernels do: no later sync will write these pages
+                file.dirty.clear()  # as in kernels: no later sync will write these pages
             raise error
         if file is not None:
             file.sync()

@@ -51,18 +51,18 @@ from rmq.remoting.connection import Connection
 from rmq.remoting.endpoint import Endpoint
 
 HANG: Final = "hang"
-"""A scripted answer: none."""
+"""A scripted response: none."""
 CUT: Final = "cut"
-"""A scripted answer: the connection ends."""
+"""A scripted response: the connection ends."""
 
 Answer = int | str | Callable[[Command, Connection], Command | None]
-"""A response code, HANG, CUT, or what makes the response; None from it: there is none (yet)."""
+"""A response code, HANG, CUT, or a function that makes the response; None from it: no response (yet)."""
 
 T = TypeVar("T")
 
 
 class Wire:
-    """A connection as a server sees it; `received` are the decoded commands written to it."""
+    """A connection as a server sees it; `received` are the commands that the server has written to it."""
 
     def __init__(self, peer: str = "10.0.0.1:40001", local: str = "10.0.0.9:10911") -> None:
         self.peer_address = peer
@@ -73,11 +73,11 @@ class Wire:
         self._decoder = Decoder()
 
     def write(self, frame: bytes | Sequence[bytes]) -> None:
-        """Take a frame, or several, encoded."""
+        """Take an encoded frame, or several."""
         self.received += self._decoder.feed(frame if isinstance(frame, bytes) else b"".join(frame))
 
     def flush(self) -> None:
-        """Bytes are delivered on write."""
+        """Do nothing: bytes are delivered on write."""
 
     answer = write
 
@@ -90,19 +90,19 @@ class Wire:
         self.write(encode(command))
 
     def close(self, reason: str = "", cause: BaseException | None = None) -> None:
-        """Be closed by the server."""
+        """End the connection, for the server."""
         self.is_closed = True
 
     finish = close
 
     def take(self) -> list[Command]:
-        """What was received since the last time."""
+        """The commands received since the last call."""
         taken, self.received = self.received, []
         return taken
 
 
 SEEN_MAX: Final = 50_000
-"""Of more, which virtual days bring, the first are forgotten."""
+"""Received requests that are kept; virtual days bring more, and the first are forgotten."""
 
 
 class Front(Endpoint):
@@ -118,17 +118,17 @@ class Front(Endpoint):
         self._server: Endpoint | None = None
         self._wire = Wire()
         self.call: Callable[[Callable[[], Any]], Any] | None = None
-        """Runs a function in the server's loop, where that is another thread's."""
+        """Runs a function in the server's loop, if that is another thread's."""
 
     def before(self, server: Endpoint) -> Endpoint:
-        """Stand before a server that starts."""
+        """Take the place before a server that starts."""
         self._server, self._wire = server, Wire()
         self.connections.clear()
         return self
 
     @property
     def server(self) -> Endpoint:
-        """The server behind it."""
+        """The server behind the front."""
         assert self._server is not None, "it has not been started"
         return self._server
 
@@ -137,18 +137,18 @@ class Front(Endpoint):
         self._scripts[code].extend(answers)
 
     def hook(self, code: int, answer: Answer | None) -> None:
-        """Answer all requests of a code with `answer`, except scripted ones; None: as the server does."""
+        """Answer all requests of a code with `answer`, except scripted ones; None: let the server answer."""
         if answer is None:
             self._hooks.pop(code, None)
         else:
             self._hooks[code] = answer
 
     def requests(self, code: int) -> list[Command]:
-        """The requests of a code that came, in order."""
+        """The received requests of a code, in order."""
         return [request for request in self.seen if request.code == code]
 
     def count(self, code: int) -> int:
-        """How many requests of a code came."""
+        """The number of received requests of a code."""
         return len(self.requests(code))
 
     def do(self, work: Callable[[], T]) -> T:
@@ -170,25 +170,26 @@ class Front(Endpoint):
         self.server.handle(Decoder().feed(encode(request)), cast(Connection, wire))
 
     def answer(self, request: Command, connection: Connection) -> Command | None:
-        """Have the server handle a request that a script has taken: its answer, which the peer does not get.
-        None when the server answers later, or never."""
+        """Let the server handle a request that a script has taken: returns its answer, which the peer does
+        not get. None when the server answers later, or never."""
         held = _Held(connection)
         self.server.handle([request], cast(Connection, held))
         return next((one for one in held.received if one.opaque == request.opaque), None)
 
-    # ---- what connections bring ----
+    # ---- input of connections ----
 
     def on_open(self, connection: Connection) -> None:
-        """A peer has come."""
+        """Note a new peer."""
         self.connections.append(connection)
         self.server.on_open(connection)
 
     def handle(self, requests: list[Command], connection: Connection) -> int:
-        """Answer the first request if a test does so; else hand over all before the next such one."""
+        """Answer the first request if a script or hook does; otherwise hand over all requests before the next
+        such one."""
         mine = (n for n, one in enumerate(requests) if self._scripts.get(one.code) or one.code in self._hooks)
         count = next(mine, len(requests))
         if count:
-            noted = [copy(request) for request in requests[:count]]  # held requests forget what they were
+            noted = [copy(request) for request in requests[:count]]  # held requests drop their fields
             taken = self.server.handle(requests if count == len(requests) else requests[:count], connection)
             taken = count if taken is None else taken
             self._note(noted[:taken])
@@ -217,15 +218,15 @@ class Front(Endpoint):
         return None
 
     def on_head(self, head: Command, body_bytes: int, connection: Connection) -> Command | None:
-        """A large body is on its way."""
+        """Decide about a large body by its header."""
         return self.server.on_head(head, body_bytes, connection)
 
     def on_response(self, response: Command, connection: Connection) -> None:
-        """A peer has answered the server."""
+        """Take a peer's response to the server."""
         self.server.on_response(response, connection)
 
     def on_close(self, connection: Connection) -> None:
-        """A peer has gone."""
+        """Note the end of a peer."""
         if connection in self.connections:
             self.connections.remove(connection)
         self.server.on_close(connection)
@@ -240,7 +241,7 @@ class _Held(Wire):
 
 
 class BrokerFront(Front):
-    """The front of a broker, and what tests want of brokers in few words: each asks by the protocol."""
+    """The front of a broker, with short functions for tests: each uses the protocol."""
 
     def __init__(self, name: str) -> None:
         super().__init__()
@@ -258,18 +259,18 @@ class BrokerFront(Front):
         return answer
 
     def create_topic(self, topic: str, queues: int, perm: int = PERM_READ | PERM_WRITE) -> None:
-        """Create a topic, or change it; name servers learn it a moment later. Raises ResponseError."""
+        """Create a topic, or change it; name servers get it a moment later. Raises ResponseError."""
         header = CreateTopicRequestHeader(topic, AUTO_CREATE_TOPIC, queues, queues, perm, "SINGLE_TAG")
         self._ok(RequestCode.UPDATE_AND_CREATE_TOPIC, header)
 
     def configure_group(self, group: str, **settings: Any) -> None:
-        """Give a group other settings: those of SubscriptionGroupConfig."""
+        """Change the settings of a group: fields of SubscriptionGroupConfig."""
         body = SubscriptionGroupConfig(group, **settings).to_json()
         self._ok(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, None, body)
 
     def put(self, topic: str, queue_id: int, body: bytes, properties: str = "") -> int:
-        """Send a message to a topic that exists; returns its offset. `properties` is their text as records
-        have it. Raises ResponseError."""
+        """Send a message to a topic that exists; returns its offset. `properties` is their text in the form
+        of records. Raises ResponseError."""
         header = SendMessageRequestHeader(
             producer_group="testing",
             topic=topic,
@@ -320,7 +321,7 @@ class BrokerFront(Front):
         return decode_records(self._ok(RequestCode.PULL_MESSAGE, header).body)
 
     def offsets(self, group: str, topic: str) -> dict[int, int]:
-        """Queue id -> offset, of what a group has committed."""
+        """Queue id -> offset that a group has committed."""
         answer = self._ok(RequestCode.GET_ALL_CONSUMER_OFFSET)
         table = ConsumerOffsetSerializeWrapper.from_json(answer.body).offset_table
         return dict(table.get(f"{topic}@{group}", {}))
@@ -338,7 +339,7 @@ class BrokerFront(Front):
         return list(GetConsumerListByGroupResponseBody.from_json(answer.body).consumer_id_list)
 
     def join(self, group: str, *client_ids: str) -> None:
-        """Have clients that nobody runs come into a group, each with a connection of its own."""
+        """Let clients without a process join a group, each with a connection of its own."""
         for number, client_id in enumerate(client_ids):
             member = ConsumerData(
                 group,
@@ -350,7 +351,7 @@ class BrokerFront(Front):
             self.ask(RequestCode.HEART_BEAT, None, body, Wire(f"10.0.8.1:{40001 + number}"))
 
     def leave(self, group: str, *client_ids: str) -> None:
-        """Have clients leave a group, also such as do run."""
+        """Let clients leave a group, also clients with a process."""
         for client_id in client_ids:
             header = UnregisterClientRequestHeader(client_id, consumer_group=group)
             self._ok(RequestCode.UNREGISTER_CLIENT, header)
@@ -367,7 +368,7 @@ class BrokerFront(Front):
         self._ok(RequestCode.UNLOCK_BATCH_MQ, None, body)
 
     def holder(self, group: str, queue: MessageQueue, client_ids: Iterable[str]) -> str | None:
-        """Which of these clients has locked a queue; its lock counts as renewed. None: none of them."""
+        """The client that has locked a queue; its lock counts as renewed. None: none of these clients."""
         if self.lock(group, "nobody", queue):
             self.unlock(group, "nobody", queue)
             return None

@@ -2,8 +2,8 @@
 
 A sync that hangs is in the middle of plain functions, so it cannot wait as a task does. Work that may call
 such a sync runs in a thread, in turns with the event loop: the loop stands still until the work is done or
-hangs, and goes on during the hang. Only a single side runs at any time, so that the same seed gives the same
-trace.
+hangs, and continues during the hang. Only a single side runs at any time, so that the same seed gives the
+same trace.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ import anyio
 import trio
 
 SCAN_SECONDS: Final = 0.02
-"""How often what hangs is looked at."""
+"""Seconds between two looks at hanging work."""
 
 T = TypeVar("T")
 _own = threading.local()
 
 
 class _LeftAlone(BaseException):
-    """The work is abandoned, and ends at its hang."""
+    """The error that ends abandoned work at its hang."""
 
 
 class _Turns:
@@ -42,13 +42,13 @@ class _Turns:
         threading.Thread(target=self._run, name="rmq-hanging", daemon=True).start()
 
     def turn(self, *, leave: bool = False) -> None:
-        """Run the work until its end or its hang; with `leave` the work ends."""
+        """Run the work until its end or its hang; with `leave`, end the work."""
         self._is_left = leave
         self._its.release()
         self._ours.acquire()
 
     def hang(self, may_go_on: Callable[[], bool]) -> None:
-        """In the thread: wait for that."""
+        """In the thread: wait at the hang."""
         while not may_go_on():
             self.may_go_on = may_go_on
             self._ours.release()
@@ -59,7 +59,7 @@ class _Turns:
     def _run(self) -> None:
         self._its.acquire()
         _own.turns = self
-        trio._core._run.GLOBAL_RUN_CONTEXT.__dict__.update(self._context)  # clocks are asked here, too
+        trio._core._run.GLOBAL_RUN_CONTEXT.__dict__.update(self._context)  # clocks are read here, too
         try:
             self.result = self._work()
         except BaseException as error:
@@ -69,7 +69,7 @@ class _Turns:
 
 
 def hang_until(may_go_on: Callable[[], bool]) -> None:
-    """Wait, in work that `run` began; anywhere else nothing can."""
+    """Wait, in work that `run` began; no other code can wait here."""
     turns: _Turns | None = getattr(_own, "turns", None)
     if turns is not None:
         turns.hang(may_go_on)

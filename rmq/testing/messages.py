@@ -1,4 +1,4 @@
-"""Messages as consumers get them, made by hand: for tests of handlers, which are functions."""
+"""Messages in the form that consumers get, made for tests of handlers, which are functions."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def message(
     broker_name: str = "broker-a",
 ) -> StoredMessage:
     """A message for a handler, as if it was sent with these arguments: `reconsume_times` is 0 at the first
-    try, `timestamp_ms` the time of its send and storage (ms since 1970; now). Each has an id of its own.
-    Raises the errors of `rmq.Message`."""
+    try, `timestamp_ms` the time of its send and storage (ms since 1970; default: now). Each has an id of its
+    own. Raises the errors of `rmq.Message`."""
     sent = Message(topic, body, tags=tags, keys=tuple(keys), properties=dict(properties or {}))
     given = with_properties(sent, {PROPERTY_UNIQUE_KEY: f"{next(_numbers):032X}"})
     del given[PROPERTY_WAIT_STORE]  # brokers do not keep it

@@ -5,15 +5,15 @@
     broker, client = network.host("10.0.0.1"), network.host("10.0.0.2")
     ... serve(broker, ["10.0.0.1:10911"], ...) ... Pool(client, ...)
     network.partition("10.0.0.1", "10.0.0.2")     # bytes wait, dials get no answer
-    network.silence("10.0.0.1", "10.0.0.2")       # the same of what the first sends to the second only
+    network.silence("10.0.0.1", "10.0.0.2")       # the same, for the bytes of the first host only
     network.heal()
     network.cut("10.0.0.1")                       # its connections break
     network.vanish("10.0.0.1")                    # they break at its end only
     network.black_hole("10.0.0.1")                # nothing passes on them any more; new connections work
     network.links["10.0.0.1", "10.0.0.2"] = Link(breaks=0.01, stalls=0.1)
 
-All chance comes from the seed. Time is the loop's, so a virtual clock rules it. Streams behave
-as TCP does: bytes keep their order, a full window stops the sender, a closed peer breaks the sender later.
+All chance comes from the seed. Time is the loop's, so a virtual clock rules it. Streams behave as TCP does:
+bytes keep their order, a full window stops the sender, a closed peer breaks the sender later.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class MemoryNetwork:
         self._changed = _Change()
 
     def host(self, name: str) -> MemoryHost:
-        """The network as seen from a host; `name` is the part of addresses before the colon."""
+        """The network from the point of view of a host; `name` is the part of addresses before the colon."""
         return MemoryHost(self, name)
 
     async def dial(self, address: str) -> MemoryStream:
@@ -87,19 +87,19 @@ class MemoryNetwork:
         return await self.host("127.0.0.1").listen(address, held=held)
 
     def partition(self, one: str, *others: str) -> None:
-        """Nothing passes between `one` and `other` (default: every other host) until `heal`."""
+        """Block all bytes between `one` and `other` (default: every other host) until `heal`."""
         for other in others or self._hosts() - {one}:
             self._silent |= {(one, other), (other, one)}
         self._wake()
 
     def silence(self, one: str, *others: str) -> None:
-        """Nothing that `one` sends arrives at `other` (default: at any host) until `heal`. The other
-        direction works; but no acknowledgement arrives, so that a full window stays full."""
+        """Block all bytes of `one` to `other` (default: to any host) until `heal`. The other direction works;
+        but no acknowledgement arrives, so that a full window stays full."""
         self._silent |= {(one, other) for other in others or self._hosts() - {one}}
         self._wake()
 
     def heal(self, one: str | None = None) -> None:
-        """End all partitions (or those of a host), those of a single direction too; delayed bytes arrive
+        """End all partitions (or those of a host), also those of a single direction; delayed bytes arrive
         now."""
         self._silent = set() if one is None else {way for way in self._silent if one not in way}
         self._wake()
@@ -114,15 +114,15 @@ class MemoryNetwork:
         return [stream for stream in self._streams if hosts <= {stream.local_host, stream.peer_host}]
 
     def black_hole(self, one: str | None = None, other: str | None = None) -> None:
-        """Let nothing pass any more on the open connections (of a host, or between two). Neither end notices,
-        and new connections work: as when NAT forgets them, or a virtual machine was moved."""
+        """Stop all bytes on the open connections (of a host, or between two). Neither end notices, and new
+        connections work: as when NAT forgets them, or a virtual machine was moved."""
         for stream in self._streams_of(one, other):
             stream.lose()
 
     def vanish(self, one: str) -> None:
-        """The machine disappears, as after a loss of power: nothing more comes of its connections, and other
-        hosts notice their end at their next send. Its remaining tasks reach no host; the next life begins
-        with another `host`."""
+        """Remove the machine, as after a loss of power: its connections bring no more bytes, and other hosts
+        notice their end at their next send. Its remaining tasks reach no host; the next life begins with
+        another `host`."""
         self._lives[one] += 1
         for stream in list(self._streams):
             if stream.local_host == one:
@@ -130,13 +130,13 @@ class MemoryNetwork:
         self._listeners = {key: found for key, found in self._listeners.items() if key[0] != one}
 
     def delay(self, source: str, target: str) -> float:
-        """How long the next bytes of one host to another take, in seconds."""
+        """The delay of the next bytes of one host to another, in seconds."""
         link = self.links.get((source, target)) if self.links else None
         latency = self.latency if link is None or link.latency is None else link.latency
         return self.chance.uniform(*latency) if latency[1] else 0.0
 
     def is_silent(self, source: str, target: str) -> bool:
-        """Whether nothing of one host comes to another."""
+        """True if no bytes of one host reach another."""
         return bool(self._silent) and (source, target) in self._silent
 
     def _hosts(self) -> set[str]:
@@ -247,7 +247,7 @@ class MemoryListener:
 
 
 class _Change:
-    """Wakes all who wait for something to change."""
+    """Wakes all tasks that wait for a change."""
 
     __slots__ = ("_waiters",)
 
@@ -278,20 +278,20 @@ class _Pipe:
         self._back = (target, source)
         self._pieces: deque[tuple[float, bytes]] = deque()
         self._changed = _Change()
-        self.size = 0  # of what the sender knows not to be read
-        self._unheard = 0  # bytes of it that were read, which the sender has not heard
-        self.eof_at = math.inf  # when the receiver learns that the sender closed
+        self.size = 0  # bytes that the sender knows not to be read
+        self._unheard = 0  # bytes that were read; the sender has not heard of that
+        self.eof_at = math.inf  # time at which the receiver learns that the sender closed
         self.broken = False
         self.torn = False  # breaks where the pieces end
-        self.unread = False  # the receiver closed: nobody will read
-        self.is_lost = False  # what is sent arrives nowhere, and nobody hears that
+        self.unread = False  # the receiver closed: no task will read
+        self.is_lost = False  # sent bytes arrive nowhere, and the sender is not informed
 
     def wake(self) -> None:
         self._changed.notify()
 
     @property
     def room(self) -> int:
-        """So many bytes the window takes."""
+        """The number of bytes that the window takes."""
         if self._unheard and not self._is_unheard:
             self.size -= self._unheard
             self._unheard = 0
@@ -299,12 +299,12 @@ class _Pipe:
 
     @property
     def is_refused(self) -> bool:
-        """Whether the sender is told that nobody will read."""
+        """True if the sender is informed that no task will read."""
         return self.unread and not self._is_unheard
 
     @property
     def is_over(self) -> bool:
-        """Whether the receiver has had all that came before the connection broke."""
+        """True if the receiver has had all bytes that came before the connection broke."""
         return self.torn and not self._pieces and not self._is_silent
 
     @property
@@ -320,7 +320,7 @@ class _Pipe:
         self._pieces.clear()
 
     def put(self, data: memoryview) -> int:
-        """Take what the window has room for."""
+        """Take as many bytes as the window has room for."""
         count = min(len(data), self.room)
         if self.is_lost:
             self.size += count
@@ -336,7 +336,7 @@ class _Pipe:
         return count
 
     def _on(self, link: Link, arrival: float, data: bytes) -> list[tuple[float, bytes]]:
-        """The pieces that bytes become on a link."""
+        """The pieces into which a link divides the bytes."""
         chance, parts = self._network.chance, [(arrival, data)]
         if link.stalls and chance.random() < link.stalls:
             at, late = chance.randrange(len(data)), chance.uniform(*link.stall_seconds)
@@ -352,7 +352,7 @@ class _Pipe:
         self.wake()
 
     def take(self, max_bytes: int) -> bytes | None:
-        """What has arrived; None: nothing yet; ``b""``: the end."""
+        """The bytes that have arrived; None: none yet; ``b""``: the end."""
         if self._is_silent:
             return None
         now = current_loop().now()
@@ -385,7 +385,7 @@ class _Pipe:
         return b"".join(found)
 
     async def change(self) -> None:
-        """Wait until something happens to it, or until the next piece arrives."""
+        """Wait for a change, or for the arrival of the next piece."""
         due = self._pieces[0][0] if self._pieces else self.eof_at
         if due == math.inf or self._is_silent or due <= current_loop().now():
             await self._changed.wait()
@@ -479,12 +479,12 @@ class MemoryStream(ByteStream):
             pipe.wake()
 
     def lose(self) -> None:
-        """Let nothing arrive any more, in either direction."""
+        """Let no bytes arrive any more, in either direction."""
         self._incoming.lose()
         self._outgoing.lose()
 
     def vanish(self) -> None:
-        """Break at this end, without a word to the peer."""
+        """Break the connection at this end, without informing the peer."""
         self._has_vanished = self._incoming.unread = True
         self.wake()
 

@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
 MARK: Final = "rmq_cluster"
 BROKER: Final = "broker-a"
-"""The broker of a cluster that names none."""
+"""The default broker of a cluster."""
 LOOP_SCOPES: Final = ("function", "class", "module", "package", "session")
-"""Whose loop a test of pytest-asyncio may share; its fixtures must use the same."""
+"""The scopes of loops that tests of pytest-asyncio may share; its fixtures must use the same."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -82,7 +82,7 @@ def _of_the_runner(request: pytest.FixtureRequest, name: str) -> Any:
 
 
 def _runner(request: pytest.FixtureRequest) -> str:
-    """Who runs the test, and in which loop."""
+    """The runner of the test, and the scope of its loop."""
     node, has = request.node, request.config.pluginmanager.has_plugin
     if node.get_closest_marker("trio") is not None and has("trio"):
         return "trio"

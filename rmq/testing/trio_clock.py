@@ -17,7 +17,7 @@ from trio.testing import MockClock, active_thread_count
 from rmq.testing.clock import THREAD_SECONDS
 
 _users: WeakKeyDictionary[MockClock, int] = WeakKeyDictionary()
-"""The clocks that were made here."""
+"""The clocks made by this module."""
 
 
 @contextmanager
@@ -29,7 +29,7 @@ def virtual_time() -> Iterator[bool]:
         yield False
         return
     if clock not in _users:
-        made: Any = MockClock()  # which is final
+        made: Any = MockClock()  # a class that cannot be subclassed
         made.jump(clock.current_time())
         made._autojump = partial(_go_on, made)
         _users[made] = 0
@@ -46,7 +46,7 @@ def virtual_time() -> Iterator[bool]:
 
 
 def _go_on(clock: MockClock) -> None:
-    """All tasks wait."""
+    """Move the clock to the next deadline: all tasks wait."""
     seconds = trio.lowlevel.current_statistics().seconds_to_next_deadline
     if active_thread_count():
         time.sleep(THREAD_SECONDS)

@@ -75,21 +75,21 @@ class Sent:
     may_repeat: bool = False
     handle: tuple[int, int, str] = (-1, -1, "")
     """Of a half message: its physical offset, queue offset and unique key."""
-    is_gone: bool = False
-    """Deleted or expired: it may be there or not."""
+    may_be_missing: bool = False
+    """Deleted or expired: the queue may have it or not."""
 
     @property
     def kind(self) -> str:
         """For people."""
         return "half" if self.is_half else "delayed" if self.due_ms else "plain"
 
-    def needs(self, machine: str, least: Promise, now_ms: int, *, settled: bool = True) -> bool:
+    def needs(self, machine: str, least: Promise, now_ms: int, *, is_caught_up: bool = True) -> bool:
         """Whether `machine` must show it after an accident that leaves what is `least`; see `complaints`."""
-        if self.due_ms and not settled:
+        if self.due_ms and not is_caught_up:
             return False
         promised = self.commit_promises if self.is_half else self.promises
         late_ms = self.due_ms and self.due_ms + LATE_MS
-        return promised.get(machine, 0) >= least and late_ms <= now_ms and not self.is_gone
+        return promised.get(machine, 0) >= least and late_ms <= now_ms and not self.may_be_missing
 
     def may_be_in(self, queue: Queue) -> bool:
         """Whether `queue` is one of those where it may be seen. The topic of a delayed message that nobody
@@ -155,20 +155,20 @@ class Ledger:
         """The rollback of a half message was answered with success."""
         self.sent[body].is_rolled_back = True
 
-    def gone(self, queues: Iterable[Queue] = (), *, topic: str | None = None) -> None:
-        """What was sent so far to these queues, or to a topic, was deleted or has expired."""
+    def deleted(self, queues: Iterable[Queue] = (), *, topic: str | None = None) -> None:
+        """Note that all messages so far to these queues, or to a topic, were deleted or have expired."""
         wanted = set(queues)
         for sent in self.sent.values():
             if sent.queue in wanted or sent.queue[0] == topic:
-                sent.is_gone = True
+                sent.may_be_missing = True
 
     def expired(self, count: int, begins: Mapping[Queue, int]) -> None:
-        """Of the first `count` messages a master has removed what is older than `begins`, the first offsets
-        that its queues have now.
+        """Note that a master has removed those of the first `count` messages that are older than `begins`,
+        the first offsets of its queues now.
         """
         for sent in list(self.sent.values())[:count]:
             if sent.offset is None or sent.offset < begins.get(sent.queue, 0):
-                sent.is_gone = True
+                sent.may_be_missing = True
 
     # ---- syncs and accidents ----
 
@@ -214,7 +214,7 @@ class Ledger:
             sent
             for sent in self.sent.values()
             if sent.is_half
-            and not (sent.rolling_back or sent.is_gone)
+            and not (sent.rolling_back or sent.may_be_missing)
             and sent.promises.get(machine, 0) >= least
             and sent.commit_promises.get(machine, 0) < least
         ]
@@ -226,10 +226,10 @@ class Ledger:
         now_ms: int,
         *,
         least: Promise = Promise.WRITTEN,
-        settled: bool = True,
+        is_caught_up: bool = True,
     ) -> list[str]:
-        """What is wrong with the machine's queues after an accident that leaves what is `least`. `settled`:
-        the broker has had time to deliver all that is due.
+        """Faults of the machine's queues after an accident that leaves promises of at least `least`.
+        `is_caught_up`: the broker has had time to deliver all that is due.
         """
         wrong: list[str] = []
         seen: Counter[bytes] = Counter()
@@ -247,7 +247,7 @@ class Ledger:
                 elif sent.offset not in (None, offset) and not sent.may_repeat:
                     wrong.append(f"{queue} at {offset}: {body[:40]!r} was told {sent.offset}")
         for body, sent in self.sent.items():
-            needed = sent.needs(machine, least, now_ms, settled=settled)
+            needed = sent.needs(machine, least, now_ms, is_caught_up=is_caught_up)
             if needed and not seen[body]:
                 wrong.append(f"{sent.queue}: acknowledged and not there: {sent.kind} {body[:25]!r}")
             elif needed and sent.offset is not None and places.get((sent.queue, sent.offset)) != body:
@@ -263,10 +263,10 @@ class Ledger:
         now_ms: int,
         *,
         least: Promise = Promise.WRITTEN,
-        settled: bool = True,
+        is_caught_up: bool = True,
     ) -> None:
         """Raises Lost with the first few of `complaints`."""
-        wrong = self.complaints(machine, found, now_ms, least=least, settled=settled)
+        wrong = self.complaints(machine, found, now_ms, least=least, is_caught_up=is_caught_up)
         if wrong:
             raise Lost(f"{machine}, {len(wrong)} faults: " + "; ".join(wrong[:3]))
 

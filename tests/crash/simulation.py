@@ -449,7 +449,7 @@ def look(world: World, machine: Machine, disk: MemoryDisk, least: Promise, now_m
     repeats = {body: sent.may_repeat for body, sent in world.ledger.sent.items()}
     world.ledger.interrupted(left.now_ms)  # what was under way may be there twice, on this disk
     try:
-        world.ledger.check(machine.name, left.read(), left.now_ms, least=least, settled=False)
+        world.ledger.check(machine.name, left.read(), left.now_ms, least=least, is_caught_up=False)
         for topic, queue_id in QUEUES:
             told = left.broker.offsets.get(GROUP, topic, queue_id)
             if told > left.broker.store.max_offset(topic, queue_id):

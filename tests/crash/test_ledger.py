@@ -105,7 +105,7 @@ def test_what_a_master_has_removed_is_not_needed_and_what_is_younger_is(ledger: 
 def test_what_is_refused_or_deleted(ledger: Ledger) -> None:
     ledger.refused(b"c")
     assert "was refused" in wrong(ledger, b"a", b"b", b"c")
-    ledger.gone(topic="Orders")
+    ledger.deleted(topic="Orders")
     assert wrong(ledger) == ""
     with pytest.raises(Lost, match="master, 1 faults"):
         ledger.check("master", {QUEUE: [(0, b"zz")]}, 50)

@@ -90,7 +90,7 @@ class Measured(Protocol):
 
     @property
     def is_slave(self) -> bool:
-        """Whether the broker copies the log of a master."""
+        """True if the broker copies the log of a master."""
 
 
 def metrics_of(broker: Measured, *, queues: bool = False) -> Slices[list[Metric]]:

@@ -72,7 +72,7 @@ class PendingChanges:
         self._changes: Deferred[str, _Change] = Deferred(CHANGES_MAX, "the changes that wait to be saved")
 
     def wait_for(self, name: str) -> bool:
-        """Whether a change of this table waits."""
+        """True if a change of this table waits."""
         return self._changes.count(name) > 0
 
     def check(self, connection: Connection) -> None:

@@ -75,7 +75,7 @@ class Registration:
         self.certificate_end: datetime | None = None
         """Until when the TLS certificate that clients are shown is valid; None without one."""
         self.known_by: dict[str, bool] = {}
-        """Whether each name server took the last registration."""
+        """True if each name server took the last registration."""
         self._body = b""
         self._is_compressed = False
         self._body_of: tuple[DataVersion, int] | None = None
@@ -133,7 +133,7 @@ class Registration:
         return self.sign(Command.request(RequestCode.QUERY_DATA_VERSION, header, self.version.to_json()))
 
     def is_stale(self, response: Command) -> bool:
-        """Whether the answer to `query_version` asks for a registration. Anything unclear does."""
+        """True if the answer to `query_version` asks for a registration. Anything unclear does."""
         if response.code != ResponseCode.SUCCESS:
             return True
         if response.read(QueryDataVersionResponseHeader).changed:

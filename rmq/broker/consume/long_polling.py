@@ -94,11 +94,11 @@ class Reading(Holding, Protocol):
 
     @property
     def is_closed(self) -> bool:
-        """Whether the connection has ended."""
+        """True if the connection has ended."""
 
     @property
     def is_busy(self) -> bool:
-        """Whether so many bytes wait to be sent that a read should take a single message."""
+        """True if so many bytes wait to be sent that a read should take a single message."""
 
     def reset_on_close(self) -> None:
         """Have the peer see a broken connection when this one is closed."""
@@ -128,7 +128,7 @@ class ParkedRead:
 
     @property
     def is_answered_at_stop(self) -> bool:
-        """Whether the broker answers the read when it stops; otherwise it breaks the connection."""
+        """True if the broker answers the read when it stops; otherwise it breaks the connection."""
         return True
 
 
@@ -143,7 +143,7 @@ class ParkedPull(ParkedRead):
 
     @property
     def is_answered_at_stop(self) -> bool:
-        """Whether its client does not notice that the connection of a waiting call breaks."""
+        """True if its client does not notice that the connection of a waiting call breaks."""
         return self.request.language == SEES_NO_END
 
 
@@ -198,7 +198,7 @@ class ParkedPulls:
         return 0 if mine is None else len(mine) + self._long.get(connection, 0)
 
     def has_of(self, topic: str, queue_id: int, group: str) -> bool:
-        """Whether a read of a group waits for a queue."""
+        """True if a read of a group waits for a queue."""
         pulls = self._pulls.get((topic, queue_id), ())
         return any(pull.header.consumer_group == group for pull in pulls)
 

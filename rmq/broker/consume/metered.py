@@ -71,7 +71,7 @@ class MeteredRequests:
         self._held_bytes -= self._held.pop(connection, 0)
 
     def holds(self, request: Command, handler: Handler, connection: Connection) -> bool:
-        """Whether the request is held, to be handled later; it counts then. Requests of an account are
+        """True if the request is held, to be handled later; it counts then. Requests of an account are
         handled in their order. Raises ResponseError for a send that would be held too long, and when too many
         requests are held."""
         code, quotas = request.code, self.quotas
@@ -92,7 +92,7 @@ class MeteredRequests:
         return wait > 0
 
     def holds_send(self, peer: Peer, size: int, store: Callable[[], None]) -> bool:
-        """Whether a message of a door's client is held, and `store` called when its time has come; it counts
+        """True if a message of a door's client is held, and `store` called when its time has come; it counts
         then. Raises ResponseError when it would be held too long, and when too many calls wait."""
         most = HOLD_SEND_SECONDS if self._held_bytes + size <= HELD_BYTES else 0.0
         wait = self.quotas.produce(peer, 1, size, most=most)

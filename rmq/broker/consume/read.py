@@ -464,7 +464,7 @@ class Reader:
         return True
 
     def is_of_another_topic(self, request: ReadRequest) -> bool:
-        """Whether the offset belongs to another topic of that name: to one that was deleted since."""
+        """True if the offset belongs to another topic of that name: to one that was deleted since."""
         created_ms = request.topic_created_ms
         if created_ms is None:
             return False

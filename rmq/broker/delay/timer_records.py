@@ -78,7 +78,7 @@ def delay_ms(properties: Mapping[str, str], due_ms: int) -> int:
 
 
 def is_marked(data: memoryview) -> bool:
-    """Whether a record may be a recall or a copy."""
+    """True if a record may be a recall or a copy."""
     try:
         properties = property_bytes(data)
     except CorruptRecord:  # its delivery says so
@@ -87,7 +87,7 @@ def is_marked(data: memoryview) -> bool:
 
 
 def has_key(data: memoryview, unique_key: str) -> bool:
-    """Whether the properties of a record may name this unique key."""
+    """True if the properties of a record may name this unique key."""
     try:
         return f"{PROPERTY_UNIQUE_KEY}\x01{unique_key}".encode() in property_bytes(data)
     except CorruptRecord:

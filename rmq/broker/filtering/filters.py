@@ -210,7 +210,7 @@ class FilterTable:
         return accepts
 
     def is_possible(self, version: int) -> bool:
-        """Whether a subscription's version is a plausible time of a client's clock. Other versions do not
+        """True if a subscription's version is a plausible time of a client's clock. Other versions do not
         show that a client has newer subscriptions than the broker knows."""
         return version <= self._now_ms() + VERSION_AHEAD_MS
 

@@ -34,7 +34,7 @@ made, and the newest of a group counts: one from the far future would keep all l
 
 
 def is_tag_type(expression_type: str | None) -> bool:
-    """Whether the expression names tags: no type means tags."""
+    """True if the expression names tags: no type means tags."""
     return not expression_type or expression_type == TAG
 
 

@@ -141,7 +141,7 @@ class PendingRequests:
             self._ended(row).on_answer(response)
 
     def expects(self, response: Command, connection: MemberConnection) -> bool:
-        """Whether a request waits for this response of a client."""
+        """True if a request waits for this response of a client."""
         return (connection, response.opaque) in self._rows
 
     def on_close(self, connection: MemberConnection) -> None:

@@ -145,11 +145,11 @@ class Clients:
         return self._ids.connection(client_id)
 
     def is_disputed(self, client_id: str) -> bool:
-        """Whether clients of several accounts are connected that have this id."""
+        """True if clients of several accounts are connected that have this id."""
         return self._ids.is_disputed(client_id)
 
     def is_anothers(self, client_id: str, connection: MemberConnection) -> bool:
-        """Whether a client id belongs to another account than the one that the connection works for."""
+        """True if a client id belongs to another account than the one that the connection works for."""
         return self._ids.owner(client_id, self._ms()) not in (None, account_of(connection))
 
     def subscription(self, group: str, topic: str) -> SubscriptionData | None:

@@ -25,7 +25,7 @@ class DoorPeers:
         self._in_a_row = 0
 
     def is_alone(self, peer: object) -> bool:
-        """Whether all turns for a while, this one included, were of one connection: nobody else's messages
+        """True if all turns for a while, this one included, were of one connection: nobody else's messages
         would share its round."""
         if peer is not self._last:
             self._last, self._in_a_row = peer, 0

@@ -55,11 +55,11 @@ class MemberConnection(Protocol):
 
     @property
     def is_closed(self) -> bool:
-        """Whether the connection has ended."""
+        """True if the connection has ended."""
 
     @property
     def is_busy(self) -> bool:
-        """Whether much waits to be sent."""
+        """True if much waits to be sent."""
 
     def notify(self, command: Command) -> None:
         """Send a request, soon."""
@@ -305,7 +305,7 @@ class ClientIds:
         return None if live is None or client_id in self._others else live[0]
 
     def is_disputed(self, client_id: str) -> bool:
-        """Whether clients of several accounts are connected that have this id."""
+        """True if clients of several accounts are connected that have this id."""
         return client_id in self._others
 
     def owner(self, client_id: str, now_ms: int) -> str | None:

@@ -224,7 +224,7 @@ class Acknowledgement:
 
     @property
     def takes_runs(self) -> bool:
-        """Whether sends of a run may be answered alike: no send waits for its topic to be saved."""
+        """True if sends of a run may be answered alike: no send waits for its topic to be saved."""
         return not self._topics.unsaved
 
     def records(self) -> list[Record]:
@@ -354,7 +354,7 @@ class Acknowledgement:
         return free
 
     def _is_to_new_topic(self, ack: Ack) -> bool:
-        """Whether a topic of a send is not saved: the topic of the send, or the topic in which the message
+        """True if a topic of a send is not saved: the topic of the send, or the topic in which the message
         lies."""
         request, _, records = ack
         unsaved = self._topics.unsaved

@@ -152,7 +152,7 @@ class FlowControl:
         return self._why_busy() if config.broker_fast_failure_enable else None
 
     def _has_share(self, most: int) -> bool:
-        """Whether the sender may have more waiting sends than the total allows, since few of the waiting
+        """True if the sender may have more waiting sends than the total allows, since few of the waiting
         sends are its own: an account or address alone is refused at half of `most`."""
         connection = self._sender()
         waiting = self._acknowledgement.waiting

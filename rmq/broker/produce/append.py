@@ -175,7 +175,7 @@ class TopicView:
     message_type: str = ""
     """The type of messages that the topic takes; empty: any."""
     is_special: bool = False
-    """Whether each message is looked at: a retry topic, or one with a type."""
+    """True if each message is looked at: a retry topic, or one with a type."""
 
 
 @define
@@ -485,7 +485,7 @@ class Append:
         properties |= self._broker_properties
 
     def _is_half(self, properties: dict[str, str]) -> bool:
-        """Whether the message is one half of a transaction, its end to follow. Raises if such are refused."""
+        """True if the message is one half of a transaction, its end to follow. Raises if such are refused."""
         if properties.get(PROPERTY_TRANSACTION_PREPARED, "").lower() != "true":
             return False
         if self._settings.broker.reject_transaction_message:

@@ -462,7 +462,7 @@ def _stamped(batch: bytes, stamp: bytes) -> bytes:
 
 
 def _has_stamp(record: memoryview, sent: Sent) -> bool:
-    """Whether a record is the first of `sent`; the count of `sent` may have been cut."""
+    """True if a record is the first of `sent`; the count of `sent` may have been cut."""
     try:
         properties = property_bytes(record)
     except CorruptRecord:
@@ -474,7 +474,7 @@ def _has_stamp(record: memoryview, sent: Sent) -> bool:
 
 
 def _is_same(record: memoryview, body: bytes, properties: bytes) -> bool:
-    """Whether a stored message equals a sent message: the broker adds properties to the sender's."""
+    """True if a stored message equals a sent message: the broker adds properties to the sender's."""
     try:
         return decode_record(record, check_crc=False, decompressed=False).body == body and (
             properties in property_bytes(record)

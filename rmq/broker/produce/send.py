@@ -234,7 +234,7 @@ class Send:
             (senders.waiting if waits else senders.ack_on_write).append((request, queue_id, records))
 
     def _read_batch_properties(self, text: str) -> tuple[bool, str]:
-        """Whether the sender of a batch waits, and the properties that follow each message's own. Cached,
+        """True if the sender of a batch waits, and the properties that follow each message's own. Cached,
         since a client's batches share their text; bounded in number and length, since senders choose the
         text."""
         shared = decode_properties(text)

@@ -43,7 +43,7 @@ def part(epochs: Epochs, before: int | None = None) -> dict[str, Any]:
 
 
 def has_earlier(note: Mapping[str, Any]) -> bool:
-    """Whether the log has epochs before the first epoch of a note."""
+    """True if the log has epochs before the first epoch of a note."""
     return note.get("earlierEpochs") is True
 
 

@@ -56,7 +56,7 @@ class Replicas:
         return self._role.acknowledged(session.acknowledged for session in self._links)
 
     def are_near(self, position: int) -> bool:
-        """Whether a slave is so close to the log's end that waiting for it makes sense."""
+        """True if a slave is so close to the log's end that waiting for it makes sense."""
         return self._role.may_wait(position, self.offset, self._settings.store.ha_slave_fallbehind_max)
 
     def grown(self) -> None:
@@ -92,7 +92,7 @@ class Replicas:
             self._role.answered_for_slave(session.waiting.answer())
 
     def have_tables(self, numbers: Collection[int]) -> bool:
-        """Whether the links to these replicas of a set with controllers have sent all changes of the
+        """True if the links to these replicas of a set with controllers have sent all changes of the
         tables."""
         return all(session.has_all_rows() for session in self._links if session.number in numbers)
 
@@ -105,7 +105,7 @@ class Replicas:
         return min(had.get(number, -1) for number in awaited)
 
     def has_lease(self) -> bool:
-        """Whether a response given now holds: always, except in a set with controllers without a lease."""
+        """True if a response given now holds: always, except in a set with controllers without a lease."""
         return self._role.has_lease()
 
     def rows(self) -> dict[str, int]:

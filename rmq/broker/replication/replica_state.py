@@ -57,7 +57,7 @@ SLAVE_CODES: Final = TABLE_CODES | {RequestCode.GET_BROKER_RUNTIME_INFO, Request
 
 
 def of_our_slave(auth: ServerAuth | None, request: Command) -> bool:
-    """Whether a server of this cluster requests a table that slaves copy; such a request needs no account."""
+    """True if a server of this cluster requests a table that slaves copy; such a request needs no account."""
     return auth is not None and request.code in SLAVE_CODES and auth.accepts(request)
 
 
@@ -85,7 +85,7 @@ class ReplicaState:
         self.is_leader = False
         self.acknowledged: int | None = None
         self.copies = False
-        """Whether this broker was a slave when it ran last, of any master."""
+        """True if this broker was a slave when it ran last, of any master."""
         self._is_changed = False
         self._confirmed = 0  # as it was saved, or known before the log was set aside
         self.is_following = False
@@ -129,7 +129,7 @@ class ReplicaState:
 
     @property
     def is_changed(self) -> bool:
-        """Whether the text has changed since it was made last."""
+        """True if the text has changed since it was made last."""
         return self._is_changed or self.high_watermark != self._confirmed
 
     @property
@@ -169,14 +169,14 @@ class ReplicaState:
 
     @property
     def stays(self) -> bool:
-        """Whether the broker ends only to begin again in another role of its controlled set."""
+        """True if the broker ends only to begin again in another role of its controlled set."""
         return self._role.stays
 
     # ---- a slave ----
 
     @property
     def flushes_copies(self) -> bool:
-        """Whether this slave reports only the part of its log that is on the disk."""
+        """True if this slave reports only the part of its log that is on the disk."""
         config = self._store.config
         return config.broker_role is BrokerRole.SLAVE and config.flush_disk_type is FlushDiskType.SYNC_FLUSH
 

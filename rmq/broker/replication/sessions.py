@@ -366,7 +366,7 @@ class MasterSession:
         return b""
 
     def is_to_confirm(self, now: float) -> bool:
-        """Whether consumers that wait at this slave may read further than the slave knows."""
+        """True if consumers that wait at this slave may read further than the slave knows."""
         if not self.waiting or now < self._confirmed_at + CONFIRMED_SECONDS:
             return False
         confirmed = self._confirmed()
@@ -393,7 +393,7 @@ class MasterSession:
         return note
 
     def is_silent(self, now: float) -> bool:
-        """Whether the slave has been silent for so long that its link must end."""
+        """True if the slave has been silent for so long that its link must end."""
         return now - self._heard_at > self._silence_s
 
 
@@ -485,7 +485,7 @@ class SlaveSession:
         return REPORT.pack(reach) + rows
 
     def is_silent(self, now: float) -> bool:
-        """Whether the master has been silent for so long that the link must end."""
+        """True if the master has been silent for so long that the link must end."""
         return now - self._heard_at > self._silence_s
 
 

@@ -164,7 +164,7 @@ class TableSender:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the slave was sent all changes."""
+        """True if the slave was sent all changes."""
         return all(one.is_complete for one in (*self._urgent, *self._offsets))
 
     def note(self, now: float) -> dict[str, Any] | None:
@@ -197,7 +197,7 @@ class TableSender:
         return {name: table[name].to_value() for name in kept}
 
     def _is_offset_change_due(self, cursor: SlaveCursor) -> bool:
-        """Whether a request waits for a change that was not sent, while the slave has every change that was
+        """True if a request waits for a change that was not sent, while the slave has every change that was
         sent."""
         return (
             self._is_awaited(cursor.name, cursor.serial) and self._had.get(cursor.name, -1) >= cursor.serial
@@ -360,7 +360,7 @@ class TableReceiver:
 
     @property
     def has_reports(self) -> bool:
-        """Whether `reports` or `contradiction` would give any."""
+        """True if `reports` or `contradiction` would give any."""
         return self._is_to_greet or bool(self._contradicted) or any(map(self._is_had, self._to_report))
 
     def _is_had(self, name: str) -> bool:
@@ -420,7 +420,7 @@ class TableReceiver:
             self._remove(topic, len(keys))
 
     def _are_before(self, queues: Collection[tuple[str, int]], physical_offset: int) -> bool:
-        """Whether all messages of these queues lie before a physical offset. False for a queue whose messages
+        """True if all messages of these queues lie before a physical offset. False for a queue whose messages
         have all expired and whose numbers go on, since that is unknown."""
         store = self._store
         ends = [(*queue, store.max_offset(*queue)) for queue in queues if store.max_offset(*queue)]

@@ -55,7 +55,7 @@ class Guard:
 
     @property
     def is_restricted(self) -> bool:
-        """Whether a peer must pass TLS or a proof before it counts as a slave."""
+        """True if a peer must pass TLS or a proof before it counts as a slave."""
         return bool(self.secret) or self.tls.mode != "disabled"
 
     async def admitted(self, on_first: Callable[[], object], raw: Stream) -> Stream:

@@ -524,7 +524,7 @@ class Follower:
             return cut
 
     async def _same(self, stream: Stream, physical_offset: int) -> bool:
-        """Whether the master has the same record at an offset as we have."""
+        """True if the master has the same record at an offset as we have."""
         await stream.send_all(question(physical_offset))
         return await self._is_same(stream, physical_offset)
 

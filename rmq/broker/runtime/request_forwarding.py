@@ -80,7 +80,7 @@ class HeldRequest:
 
 
 def is_forwarded(request: Command) -> bool:
-    """Whether a replica has handed this request on already."""
+    """True if a replica has handed this request on already."""
     return request.remark is not None and request.remark.startswith(FORWARDED)
 
 

@@ -173,7 +173,7 @@ class TopicFanout:
 
 
 async def _sent(stream: trio.SocketStream, lines: list[bytes]) -> bool:
-    """Whether the line still stands."""
+    """True if the line still stands."""
     if lines:
         try:
             await stream.send_all(b"".join(lines))

@@ -32,7 +32,7 @@ class ChangingTable(Table, Protocol):
 
     @property
     def is_changed(self) -> bool:
-        """Whether the table has changed since `to_json` was called."""
+        """True if the table has changed since `to_json` was called."""
 
 
 class LargeTable(Table, Protocol):
@@ -40,7 +40,7 @@ class LargeTable(Table, Protocol):
 
     @property
     def is_changed(self) -> bool:
-        """Whether the table has changed since `text` was called."""
+        """True if the table has changed since `text` was called."""
 
     def text(self) -> Slices[bytes]:
         """The text of the file; unsets `is_changed`."""

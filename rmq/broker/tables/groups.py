@@ -95,7 +95,7 @@ class Groups(VersionedTable[SubscriptionGroupConfig]):
         return self._add(group, made)
 
     def exists(self, group: str, maker: Holders = NOBODY) -> bool:
-        """Whether the group is there, or has been made just now."""
+        """True if the group is there, or has been made just now."""
         return self.get(group, maker) is not None
 
     def unknown(self, group: str, maker: Holders = NOBODY) -> ResponseError:

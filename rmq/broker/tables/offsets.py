@@ -265,7 +265,7 @@ class Offsets:
         self._watched[f"{topic}@{group}"] = on_change
 
     def is_watched(self, group: str, topic: str) -> bool:
-        """Whether the group takes messages of the topic one by one."""
+        """True if the group takes messages of the topic one by one."""
         return f"{topic}@{group}" in self._watched
 
     def unwatch(self, group: str, topic: str) -> None:
@@ -527,7 +527,7 @@ class Offsets:
         return request.reply(header=QueryConsumerOffsetResponseHeader(offset, created_ms))
 
     def _came_later(self, group: str, topic: str, queue_id: int) -> bool:
-        """Whether all messages of the queue are newer than messages of the topic that the group has consumed:
+        """True if all messages of the queue are newer than messages of the topic that the group has consumed:
         the group is not new, and the queue was added while no member was connected to begin with it.
 
         Offsets in other queues are not enough evidence: members of a new group that begin one after the other
@@ -538,7 +538,7 @@ class Offsets:
         return bool(times) and self._store.earliest_time(topic, queue_id) > max(times)
 
     def _is_young(self, topic: str, queue_id: int) -> bool:
-        """Whether a new group reads the queue from its start: nothing was removed, and it is in memory."""
+        """True if a new group reads the queue from its start: nothing was removed, and it is in memory."""
         if self._store.min_offset(topic, queue_id) > 0:
             return False
         return not self._store.get(topic, queue_id, 0, 1).suggests_slave

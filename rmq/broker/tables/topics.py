@@ -112,7 +112,7 @@ class _Unsaved:
         return "" if is_first else reason
 
     def foreseen_full(self, maker: Holders) -> bool:
-        """Whether no further topic of a maker may wait that no message needs yet: these take half of the
+        """True if no further topic of a maker may wait that no message needs yet: these take half of the
         places at most."""
         shares = self._shares
         return bool(shares.used * 2 >= shares.most or shares.full(maker))
@@ -176,7 +176,7 @@ class Topics(VersionedTable[TopicConfig]):
         return max(self._created_ms, self.deletions.latest_ms)
 
     def is_later(self, topic: str, creation_ms: int) -> bool:
-        """Whether a topic was made after that was the latest creation, or is deleted."""
+        """True if a topic was made after that was the latest creation, or is deleted."""
         known = self.table.get(topic)
         if known is None:
             return self.deletions.get(topic) is not None
@@ -191,7 +191,7 @@ class Topics(VersionedTable[TopicConfig]):
         return self.table.get(topic)
 
     def is_system(self, topic: str) -> bool:
-        """Whether the name is reserved: no administrator may make, change or delete it."""
+        """True if the name is reserved: no administrator may make, change or delete it."""
         return topic in self._system or topic.startswith(SYSTEM_TOPIC_PREFIX)
 
     def create_for_send(
@@ -333,7 +333,7 @@ class Topics(VersionedTable[TopicConfig]):
             self.deletions.note(name, deletion_of(known, self._log_end()))
 
     def is_another(self, row: TopicConfig) -> bool:
-        """Whether a master's topic is another one than that of its name which is, or was last, here."""
+        """True if a master's topic is another one than that of its name which is, or was last, here."""
         if row.creation is None:
             return False
         known, deletion = self.table.get(row.topic_name), self.deletions.get(row.topic_name)

@@ -294,7 +294,7 @@ class VersionedTable(ABC, Generic[Row]):
         return True
 
     def _differs(self, name: str, row: Row) -> bool:
-        """Whether the table has another row of this name, or none."""
+        """True if the table has another row of this name, or none."""
         return self.table.get(name) != row
 
     def _file_body(self) -> Body:

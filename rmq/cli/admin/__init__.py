@@ -1,7 +1,7 @@
 """`rmq admin NAME`: the commands of RocketMQ's mqadmin, under its names and with its options.
 
-What they print has mqadmin's columns. Two things differ on purpose: a command that fails ends with a status
-that is not 0, and no secret is printed. docs/reference/admin.md has the list of differences.
+Their output has mqadmin's columns. Two things differ on purpose: a command that fails ends with a status
+other than 0, and no secret is printed. docs/reference/admin.md has the list of differences.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ COMMANDS: Final = {
     for module, commands in _SECTIONS.values()
     for name, line in commands.items()
 }
-"""Command name -> the module that has it in its `COMMANDS`, and its line of help."""
+"""Command name -> the module with the command in its `COMMANDS`, and its line of help."""
 
 
 @click.command(

@@ -36,9 +36,9 @@ def _listed(text: str) -> tuple[str, ...]:
 async def update_account(
     client: Client, where: Where, who: str, secret: str, admin: bool, **rest: str
 ) -> None:
-    """Make an account, or change it.
+    """Create an account, or change it.
 
-    A secret on the command line is seen by all users of the machine: better give - and type it.
+    All users of the machine can see a secret on the command line: better give - and type it.
     """
     account = AclAccount(
         who,
@@ -95,7 +95,7 @@ async def set_white_addresses(client: Client, where: Where, addresses: str, file
 @COMMANDS.add("getAclConfig")
 @where_options("Show")
 async def acl_config(client: Client, where: Where) -> None:
-    """Show accounts and addresses that need none. Secrets are not shown, whatever the broker tells."""
+    """Show accounts, and addresses that need none. Secrets are never shown."""
     for address in await client.admin.broker_addresses(**where):
         config = await client.admin.acl_config(address)
         echo(f"\nglobalWhiteRemoteAddresses: {java_text(config.global_white_addresses)}\n\naccounts:")

@@ -66,7 +66,7 @@ async def producers(client: Client, broker: str) -> None:
             )
 
 
-# --- what running consumers say ---
+# --- output about running consumers ---
 
 
 def running_text(info: ConsumerRunningInfo) -> str:

@@ -84,7 +84,7 @@ async def _print_rates(client: Client) -> None:
 
 
 def _load(metrics: Mapping[str, str], rate: str, pool: str) -> str:
-    """A rate, and in brackets how many requests wait and for how long."""
+    """A rate, and in brackets the number of waiting requests and their longest wait."""
     size = metrics.get(f"{pool}ThreadPoolQueueSize", "")
     wait = metrics.get(f"{pool}ThreadPoolQueueHeadWaitTimeMills", "")
     return f"{first_number(metrics.get(rate, '')):9.2f}({size},{wait}ms)"
@@ -142,7 +142,7 @@ async def update_kv(client: Client, namespace: str, key: str, value: str) -> Non
 @click.option("-s", "--namespace", required=True, help="The namespace.")
 @click.option("-k", "--key", required=True, help="The key.")
 async def delete_kv(client: Client, namespace: str, key: str) -> None:
-    """Forget a value at every name server."""
+    """Remove a value at every name server."""
     await client.admin.delete_kv_config(namespace, key)
     echo("delete kv config from namespace success.")
 

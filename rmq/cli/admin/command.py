@@ -1,5 +1,4 @@
-"""Common parts of the commands of `rmq admin`: how a command is made, and RocketMQ's way to print rows and
-values."""
+"""Common parts of the commands of `rmq admin`: making a command, and RocketMQ's form of rows and values."""
 
 from __future__ import annotations
 
@@ -54,15 +53,15 @@ async def _within(target: Target, work: Work, options: dict[str, Any]) -> None:
 
 
 class Where(TypedDict):
-    """The broker or the cluster that a command is for, as the methods of `client.admin` take them."""
+    """The broker or the cluster of a command, as the methods of `client.admin` take them."""
 
     broker: str
     cluster: str
 
 
 def where_options(what: str, *, needed: bool = True) -> Callable[[Work], Work]:
-    """Adds -b and -c, of which one is given (or, when not `needed`, none for all); the command gets an
-    argument `where`, for the methods of `client.admin`."""
+    """Add the options -b and -c to a command: one of them is required, unless `needed` is false (without
+    both: all brokers). The command gets an argument `where`, for the methods of `client.admin`."""
 
     def decorate(work: Work) -> Work:
         @functools.wraps(work)
@@ -81,11 +80,11 @@ def where_options(what: str, *, needed: bool = True) -> Callable[[Work], Work]:
     return decorate
 
 
-# --- how RocketMQ prints ---
+# --- RocketMQ's form of output ---
 
 
 def row(widths: Iterable[int], *values: object) -> None:
-    """Values in columns; a negative width puts the value to the left. The last column is not padded."""
+    """Values in columns; a negative width aligns the value to the left. The last column is not padded."""
     cells = [_padded(cell_text(value), width) for width, value in zip(widths, values, strict=True)]
     echo("  ".join(cells).rstrip())
 
@@ -128,7 +127,7 @@ LATER_FIELDS: Final = frozenset(
         "consumeTimeoutMinute",
     )
 )
-"""Fields that the classes of 4.9's mqadmin lack; printed where they are set."""
+"""Fields that the classes of 4.9's mqadmin lack; printed only if they are set."""
 
 
 def printed_fields(body: Any) -> list[tuple[str, Any]]:
@@ -165,7 +164,7 @@ _FORM: Final = "%Y-%m-%d#%H:%M:%S:%f"
 
 
 def as_time(context: click.Context, parameter: click.Parameter, given: str | None) -> int | None:
-    """An option's time, in ms since 1970: so many, or local ``yyyy-MM-dd#HH:mm:ss:SSS``."""
+    """An option's time, in ms since 1970: a number of ms, or local ``yyyy-MM-dd#HH:mm:ss:SSS``."""
     if given is None:
         return None
     text = given.strip()

@@ -152,7 +152,7 @@ def _print_progress(progress: GroupProgress, owners: dict[MessageQueue, str] | N
 
 
 async def _owners(client: Client, group: str) -> dict[MessageQueue, str]:
-    """Which member has each queue: the address in its client id."""
+    """The member of each queue: the address in its client id."""
     owners: dict[MessageQueue, str] = {}
     try:
         members = await client.admin.consumer_connection(group)
@@ -182,7 +182,7 @@ async def _list_groups(client: Client) -> None:
 
 
 async def _known_groups(client: Client) -> list[str]:
-    """The groups that have a retry topic: those that have ever consumed."""
+    """The groups that have a retry topic: groups that have consumed before."""
     topics = await client.admin.topics()
     return [topic.removeprefix(RETRY_PREFIX) for topic in topics if topic.startswith(RETRY_PREFIX)]
 
@@ -304,7 +304,7 @@ async def _watch(client: Client, group: str) -> None:
 )
 async def clone_offsets(client: Client, source: str, destination: str, topic: str, offline: bool) -> None:
     """Give a group the offsets that another has in a topic."""
-    await client.admin.consume_stats(source)  # says so when there is nothing to copy
+    await client.admin.consume_stats(source)  # reports when there is nothing to copy
     await client.admin.clone_offsets(source, destination, topic, unsubscribed=offline)
     echo(f"clone group offset success. srcGroup[{source}], destGroup=[{destination}], topic[{topic}]")
 
@@ -324,7 +324,7 @@ async def clone_offsets(client: Client, source: str, destination: str, topic: st
 async def reset_offset(
     client: Client, group: str, topic: str, timestamp: int, force: bool, cpp: bool
 ) -> None:
-    """Set a group to a time. Members that are connected go on from there at once."""
+    """Set a group to a time. Connected members continue from the new offsets at once."""
     done = await client.admin.reset_offset(group, topic, timestamp, force=force, cpp=cpp)
     echo(
         f"rollback consumer offset by specified group[{group}], topic[{topic}], force[{java_text(force)}], "

@@ -94,7 +94,7 @@ async def _send_again(client: Client, message: StoredMessage) -> None:
 async def query_by_unique_key(
     client: Client, topic: str, message_id: str, show_all: bool, group: str | None, client_id: str | None
 ) -> None:
-    """Show the messages with a producer's id; or have one consumed once more."""
+    """Show the messages with a producer's id; or let a member consume one of them again."""
     if group and client_id:
         echo(java_text(await client.admin.consume_directly(group, client_id, message_id, topic)))
         return
@@ -177,13 +177,13 @@ async def query_by_key(client: Client, topic: str, key: str) -> None:
 @click.option("-i", "--msgId", "message_id", required=True, help="The producer's id.")
 @click.option("-t", "--traceTopic", "topic", default=TRACE_TOPIC, help="The topic of traces.")
 async def query_trace(client: Client, message_id: str, topic: str) -> None:
-    """Show when a message was sent and consumed, and by whom."""
+    """Show the times of a message's send and deliveries, with producer and consumers."""
     trace = await client.admin.trace(message_id, topic=topic)
     if not trace.events:
         raise QueryNotFound(None, f"topic {topic} has no trace of {message_id}")
     sent = [event for event in trace.events if event.type in (TraceType.PUB, TraceType.END_TRANSACTION)]
     taken = [event for event in trace.events if event.type is TraceType.SUB_AFTER]
-    # What comes after consuming does not say where and when: that stands in what came before.
+    # The row after consuming lacks time and place: these are in the row before.
     before = {event.request_id: event for event in trace.events if event.type is TraceType.SUB_BEFORE}
     for event in sent:
         _print_trace(("#Type", "#ProducerGroup", "#ClientHost", "#SendTime"), [("Pub", event, event)])
@@ -407,7 +407,7 @@ async def send_message(
 
 
 async def _chosen_queue(client: Client, topic: str, broker: str, queue_id: int | None) -> MessageQueue:
-    """The queue that is named; without a number the broker's first. Raises NoRoute."""
+    """The queue of the options; without a number the broker's first. Raises NoRoute."""
     for data in (await client.admin.topic_route(topic)).queue_datas:
         if data.broker_name == broker and data.perm & PERM_WRITE:
             return MessageQueue(topic, broker, queue_id or 0)
@@ -468,7 +468,7 @@ async def check_send(client: Client, topic: str, amount: int, size: int) -> None
 
 
 async def _timed(producer: Producer, message: Message, queue: MessageQueue | None) -> tuple[bool, float]:
-    """(whether it was stored, ms)."""
+    """(true if it was stored, ms)."""
     ms, error = await timed_send(producer, message, queue)
     if error is not None:
         echo(f"rmq: {error}", err=True)
@@ -476,7 +476,7 @@ async def _timed(producer: Producer, message: Message, queue: MessageQueue | Non
 
 
 def _average(elapsed: list[float]) -> float:
-    """The first send is left out: it also makes the connection."""
+    """The average without the first send, which also opens the connection."""
     rest = elapsed[1:] or elapsed
     return sum(rest) / len(rest)
 

@@ -45,7 +45,7 @@ async def update_topic(
     perm: int,
     **flags: bool,
 ) -> None:
-    """Make a topic, or change it."""
+    """Create a topic, or change it."""
     sys_flag = (TOPIC_UNIT if flags["unit"] else 0) | (TOPIC_UNIT_SUB if flags["unit_sub"] else 0)
     config = TopicConfig(
         topic, read_queues, write_queues, perm, topic_sys_flag=sys_flag, order=flags["order"]
@@ -88,7 +88,7 @@ async def update_topic_perm(client: Client, where: Where, topic: str, perm: int)
 @topic_option
 @click.option("-l", "--list", "as_list", is_flag=True, help="Print columns instead of JSON.")
 async def topic_route(client: Client, topic: str, as_list: bool) -> None:
-    """Show where a topic's queues are."""
+    """Show the route of a topic: its brokers and queues."""
     route = await client.admin.topic_route(topic)
     if as_list:
         _list_route(route)
@@ -120,7 +120,7 @@ def _list_route(route: TopicRouteData) -> None:
 @COMMANDS.add("topicStatus")
 @topic_option
 async def topic_status(client: Client, topic: str) -> None:
-    """Show the ends of a topic's queues, and when their last messages came."""
+    """Show the ends of a topic's queues, and the times of their last messages."""
     widths = (-32, -4, -20, -20, -24)
     row(widths, "#Broker Name", "#QID", "#Min Offset", "#Max Offset", "  #Last Updated")
     for queue, ends in (await client.admin.topic_stats(topic)).items():
@@ -131,7 +131,7 @@ async def topic_status(client: Client, topic: str) -> None:
 @COMMANDS.add("topicClusterList")
 @topic_option
 async def topic_cluster_list(client: Client, topic: str) -> None:
-    """Show which clusters have a topic."""
+    """Show the clusters that have a topic."""
     for cluster in await client.admin.topic_clusters(topic):
         echo(cluster)
 
@@ -153,7 +153,7 @@ async def topic_list(client: Client, with_clusters: bool) -> None:
         try:
             clusters = await client.admin.topic_clusters(topic)
             groups = await client.admin.groups_of_topic(topic)
-        except NoRoute:  # names of brokers and clusters are topics too, and one may be gone
+        except NoRoute:  # names of brokers and clusters are topics too, and a broker may be away
             clusters, groups = [], []
         for group in groups or [""]:
             row(widths, (clusters or [""])[0], topic, group)
@@ -186,7 +186,7 @@ async def update_order_conf(client: Client, topic: str, method: str, conf: str |
 @topic_option
 @click.option("-i", "--ipList", "ips", required=True, help="Addresses, separated by commas.")
 async def allocate_queues(client: Client, topic: str, ips: str) -> None:
-    """Show how a topic's queues would be shared out among members at these addresses."""
+    """Show the division of a topic's queues among members at these addresses."""
     queues = Route.of(topic, await client.admin.topic_route(topic)).subscribe_queues
     members = [ip.strip() for ip in ips.split(",") if ip.strip()]
     result: dict[str, Any] = {}

@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 SECRET_BYTES: Final = 24
 SECRET_LENGTH_MIN: Final = 16
-"""Characters of a secret that somebody brings: RocketMQ takes 7, which can be tried out."""
+"""Least characters of a secret that a user brings: RocketMQ takes 7, which an attacker can try out."""
 OWNER_ONLY: Final = 0o600
 NO_QUOTA: Final = "none"
 
@@ -94,14 +94,14 @@ class Accounts:
         return next((one for one in joined(self.configs()).accounts if one.access_key == name), None)
 
     def known(self, name: str) -> AclAccount:
-        """An account; ends the command when there is none."""
+        """An account; ends the command when no server has it."""
         found = self.find(name)
         if found is None:
             refuse(f"there is no account {name}; `rmq acl list` shows all, `rmq acl add` makes one")
         return found
 
     def put(self, account: AclAccount, clear: Collection[str] = ()) -> Sequence[str]:
-        """Make or change an account, and empty the fields that `clear` names; returns where."""
+        """Create or change an account, and empty the fields that `clear` names; return the addresses."""
         if self.file is not None:
             from rmq_acl.edits import update_account
 
@@ -116,7 +116,7 @@ class Accounts:
         return run_admin(self.target, work)
 
     def delete(self, name: str) -> Sequence[str]:
-        """Remove an account; returns where."""
+        """Remove an account; return the addresses."""
         if self.file is not None:
             from rmq_acl.edits import delete_account
 
@@ -129,7 +129,7 @@ class Accounts:
 
 
 def accounts_options(command: Callable[..., T]) -> Callable[..., T]:
-    """Adds --file and the options of a cluster; the command gets one argument `accounts`."""
+    """Add --file and the options of a cluster; the command gets one argument `accounts`."""
 
     @functools.wraps(command)
     def with_accounts(target: Target, file: pathlib.Path | None, cluster: str, broker: str, **rest: Any) -> T:
@@ -140,10 +140,10 @@ def accounts_options(command: Callable[..., T]) -> Callable[..., T]:
 
 @click.group()
 def acl() -> None:
-    """Look at, make, change and remove accounts. Secrets are shown once, when they are made.
+    """Show, create, change and remove accounts. Secrets are shown once, when they are made.
 
-    A cluster's accounts are changed at every broker and name server of it that keeps accounts; with --file
-    no cluster is needed, and a server that reads the file takes the change within a second.
+    A cluster's accounts are changed at every broker and name server of it that keeps accounts; with --file no
+    cluster is needed, and a server that reads the file takes the change within a second.
     """
 
 
@@ -178,7 +178,7 @@ def permission_options(command: Callable[..., T]) -> Callable[..., T]:
 @output_option
 @accounts_options
 def list_accounts(accounts: Accounts, output: Format) -> None:
-    """Show the accounts, without their secrets; where servers differ, say so and end with 1."""
+    """Show the accounts, without their secrets; ends with 1 when servers differ."""
     from rmq.operate.accounts import differences, joined
 
     configs = accounts.configs()
@@ -228,9 +228,9 @@ def change(
     yes: bool,
     **given: Any,
 ) -> None:
-    """Change the rights of the account NAME, show them before and after, and ask when something is lost.
+    """Change the rights of the account NAME, show them before and after, and ask before a right is removed.
 
-    Options that are not given leave all as it is. --topic and --group replace the whole list of single topics
+    Without an option its right stays unchanged. --topic and --group replace the whole list of single topics
     or groups, --add-topic, --drop-topic and so on change the list.
     """
     emptied = {"topic": no_topics, "group": no_groups, "white": no_white}
@@ -273,9 +273,9 @@ def change(
 @SECRET_FILE
 @accounts_options
 def rotate(accounts: Accounts, who: str, secret_file: pathlib.Path | None) -> None:
-    """Give the account NAME a new secret and show it. The old one stops working at once.
+    """Give the account NAME a new secret and show it. The old secret stops working at once.
 
-    Servers that lack the account get it, with the permissions that the others have.
+    Servers without the account get it, with the permissions of the other servers.
     """
     before = accounts.known(who)
     with _secret(secret_file) as secret:
@@ -300,7 +300,8 @@ def remove(accounts: Accounts, who: str, yes: bool) -> None:
 @click.option("--group", "is_group", is_flag=True, help="TOPIC is the name of a consumer group.")
 @accounts_options
 def explain(accounts: Accounts, who: str, resource: str, action: str, is_group: bool) -> None:
-    """Say whether account NAME may write (PUB) or read (SUB) TOPIC, and why. Ends with 1 when it may not."""
+    """Show whether account NAME may write (PUB) or read (SUB) TOPIC, and the reason. Ends with 1 when it may
+    not."""
     from rmq.operate.accounts import explain as decide
 
     kind: Literal["topic", "group"] = "group" if is_group else "topic"
@@ -361,7 +362,7 @@ def _config_of(file: pathlib.Path) -> AclConfig:
 
 
 def _account(name: str, given: dict[str, Any]) -> AclAccount:
-    """The account according to the options. Raises click's usage error for an account that every broker would
+    """The account of the options. Raises click's usage error for an account that every broker would
     refuse."""
     from rmq_acl import addresses, permissions, plainfile
 
@@ -413,7 +414,7 @@ def _secret(path: pathlib.Path | None) -> Iterator[str]:
     made = secrets.token_urlsafe(SECRET_BYTES)
     if path is None:
         yield made
-        # Alone on the standard output's last line, so that a script can take it.
+        # Alone on the standard output's last line, so that a script can read it.
         echo("its secret, which cannot be shown again:", err=True)
         echo(made)
         return

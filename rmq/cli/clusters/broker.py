@@ -31,7 +31,7 @@ BROKERS = click.argument("brokers", nargs=-1, required=True, metavar="BROKER..."
 
 @click.group("broker")
 def operations() -> None:
-    """Administer running brokers. BROKER is a name, which means its master, or an address."""
+    """Administer running brokers. BROKER is a name, which stands for its master, or an address."""
 
 
 @operations.command()
@@ -58,7 +58,7 @@ def config() -> None:
 @output_option
 @target_options
 def get_config(target: Target, broker: str, keys: tuple[str, ...], output: Format) -> None:
-    """Show the settings of a broker, or those that are named."""
+    """Show all settings of a broker, or the named ones."""
 
     async def work(admin: Admin) -> dict[str, str]:
         return await admin.broker_config(broker)
@@ -96,7 +96,7 @@ def set_config(target: Target, changes: tuple[str, ...], cluster: str, broker: s
 def clean(
     target: Target, queues: bool, topics: bool, logs: bool, yes: bool, cluster: str, broker: str
 ) -> None:
-    """Remove files that are not needed any more, of a broker (-b), of a cluster (-c), or of all brokers."""
+    """Remove files that are no longer needed, of a broker (-b), of a cluster (-c), or of all brokers."""
     if not (queues or topics or logs):
         raise click.UsageError("choose what to clean: --queues, --topics, --logs")
     confirm(yes, f"Remove such files from {broker or cluster or 'all brokers'}?")
@@ -124,10 +124,9 @@ def clean(
 @yes_option
 @target_options
 def forget(target: Target, name: str, yes: bool) -> None:
-    """Forget a broker that is gone for good, so that `rmq doctor` does not miss it. NAME is its brokerName.
+    """Forget a broker that will not come back, so that `rmq doctor` does not miss it. NAME is its brokerName.
 
-    Brokers of the name that are there stay. A broker that was drained before it was stopped needs no
-    forgetting.
+    Running brokers of the name stay. A broker that was drained before it was stopped is forgotten already.
     """
     confirm(yes, f"Miss the brokers of the name {name} no more that are not there?")
     found = run_admin(target, lambda admin: admin.forget_missing(name))
@@ -165,9 +164,9 @@ def add_write(target: Target, broker: str) -> None:
 def drain_command(target: Target, brokers: tuple[str, ...], timeout: int, no_wait: bool, yes: bool) -> None:
     """Stop sends to brokers, and wait until groups have consumed all of their messages.
 
-    All of `rmq broker --processes` with brokerName=b are 'b-*'. It sets brokerPermission=4, which a broker
-    keeps over restarts and tells name servers with every registration: new topics and groups change nothing
-    about it. Status 1 when something is left.
+    All brokers of `rmq broker --processes` with brokerName=b are 'b-*'. The command sets brokerPermission=4,
+    which a broker keeps over restarts and sends to name servers with every registration: new topics and
+    groups do not change it. Status 1 when messages are left.
     """
     from rmq.operate.placement import drain, matching
 
@@ -205,8 +204,8 @@ def undrain_command(target: Target, brokers: tuple[str, ...]) -> None:
 def handover(target: Target, broker: str, number: int | None, timeout: int, controllers: str) -> None:
     """Move the master of BROKER, a set with controllers, to another in-sync replica, and wait for it.
 
-    The master accepts no more messages, hands over when all of its messages are in sync, and then follows.
-    Sends wait for the new master, mostly less than a second, and go on; none is lost.
+    The master accepts no more messages, hands over when all of its messages are in sync, and becomes a slave.
+    Sends wait for the new master, mostly less than a second, and continue; no message is lost.
     """
     hand_over(target, controllers, broker, number or 0, timeout / 1000)
 

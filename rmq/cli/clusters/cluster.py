@@ -50,7 +50,7 @@ cluster.add_command(balance)
 @output_option
 @target_options
 def list_clusters(target: Target, output: Format) -> None:
-    """List all brokers: role, address, kind (rmq or java), rates, how full the disk is.
+    """List all brokers: role, address, kind (rmq or java), rates, share of the disk in use.
 
     `link` is a slave's link to its master, or the number of slaves that are linked to a master; `lag_bytes`
     are the bytes of the master's log that a slave lacks.
@@ -77,7 +77,8 @@ async def _brokers(admin: Admin, name: str) -> list[dict[str, Any]]:
 
 
 def _row(broker: Broker) -> dict[str, Any]:
-    """A broker with its metrics; one that does not answer, or not this account, has its `error` instead."""
+    """A broker with its metrics; a broker that does not answer, or does not answer this account, has its
+    `error` instead."""
     row: dict[str, Any] = {
         "cluster": broker.cluster,
         "broker": broker.name,
@@ -115,9 +116,10 @@ def _row(broker: Broker) -> dict[str, Any]:
 @output_option
 @target_options
 def rt(target: Target, amount: int, size: int, output: Format) -> None:
-    """Send probes to every master and show how long each took, in ms.
+    """Send probes to every master and show the time of each, in ms.
 
-    They go to the topic with the cluster's name, which every broker has. Ends with 1 when a broker took none.
+    The probes go to the topic with the cluster's name, which every broker has. Ends with 1 when a broker took
+    no probe.
     """
     rows = run(_rt, target, amount, size)
     show(rows, output)

@@ -1,5 +1,5 @@
-"""`rmq controller status|elect|remove|add|drop`: look after the controllers that elect masters of broker
-sets."""
+"""`rmq controller status|elect|remove|add|drop`: administer the controllers, which elect the masters of
+broker sets."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ def operations() -> None:
     """Administer the controllers. BROKER is the name of a broker set, NUMBER a replica of the set, ADDRESS
     the host:port of a controller.
 
-    Without --controllers the name servers are asked, which may be controllers too, else those that brokers
-    name in their settings. With a clusterSecretFile and without accounts they take changes only from commands
-    with that file in RMQ_CLUSTER_SECRET_FILE.
+    Without --controllers the command asks the name servers, which may be controllers too, or else the
+    controllers in the brokers' settings. Controllers with a clusterSecretFile and without accounts take
+    changes only from commands with that file in RMQ_CLUSTER_SECRET_FILE.
     """
 
 
@@ -53,10 +53,11 @@ def operations() -> None:
 @output_option
 @target_options
 def status(target: Target, controllers: str, shows_all: bool, output: Format) -> None:
-    """Show the broker sets: epoch, master, replicas in sync and alive. Ends with 1 when something is wrong:
-    no leader, a controller that does not answer, a set without a master, a dead or left-over replica.
+    """Show the broker sets: epoch, master, replicas in sync and alive. Ends with 1 for a fault: no leader, a
+    controller that does not answer, a set without a master, a dead or left-over replica.
 
-    `reach` is the end of a replica's log on its disk, `lives` whether it was heard within a lease.
+    `reach` is the end of a replica's log on its disk, `lives` is true if the replica was heard within a
+    lease.
     """
     from rmq.operate.controllers import is_member
     from rmq.operate.diagnosis import findings_of_controllers
@@ -140,7 +141,7 @@ def elect(target: Target, broker: str, number: int, controllers: str, is_unclean
 @yes_option
 @target_options
 def remove(target: Target, broker: str, number: int, controllers: str, yes: bool) -> None:
-    """Forget a replica that is gone for good. Removing the last replica removes the set."""
+    """Forget a replica that will not come back. Removing the last replica removes the set."""
     confirm(yes, f"Forget replica {number} of {broker}?")
     _operate(target, controllers, lambda found: found.remove(broker, number))
 
@@ -193,8 +194,9 @@ def _operate(target: Target, controllers: str, work: Callable[[Controllers], Awa
 
 
 async def _with(target: Target, controllers: str, work: Callable[[Controllers], Awaitable[T]]) -> T:
-    """Do some work with the given controllers; else with the name servers, and where these are none, with the
-    controllers that brokers name. The scheme of the name servers holds for all that have none."""
+    """Call `work` with the given controllers; else with the name servers, and where these are not
+    controllers, with the controllers in the brokers' settings. Addresses without a scheme get that of the
+    name servers."""
     from rmq.config import parse_addresses
     from rmq.operate.controllers import NO_CONTROLLER, addresses_of, opened
     from rmq.remoting.address import with_scheme
@@ -218,7 +220,7 @@ async def _with(target: Target, controllers: str, work: Callable[[Controllers], 
 
 
 def _signed(request: Command) -> Command:
-    """With the secret of the cluster's servers, where RMQ_CLUSTER_SECRET_FILE names it."""
+    """Sign with the secret of the cluster's servers, if RMQ_CLUSTER_SECRET_FILE names it."""
     from rmq.clock import wall_clock_ms
     from rmq.server.profile import cluster_secret
 

@@ -46,8 +46,8 @@ def doctor(
     The command checks name servers, brokers and their addresses, disks, clocks, settings, replicas and
     controllers, topics on a single broker only, and groups. Brokers that left without a drain are missing
     until they are back, or until `rmq broker forget`. With --expect all brokers, topics, groups and accounts
-    of a file must be there. It changes nothing, and ends with 1 when something is wrong; notes are worth a
-    look.
+    of a file must be there. The command changes nothing, and ends with 1 when it finds a problem; a note
+    alone is no problem.
     """
     from rmq.operate.copies.manifest import Reader
     from rmq.operate.diagnosis import diagnose

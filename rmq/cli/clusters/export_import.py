@@ -55,10 +55,10 @@ def export(target: Target, file: pathlib.Path, cluster: str, offsets: bool) -> N
 def import_command(
     target: Target, file: pathlib.Path, cluster: str, dry_run: bool, yes: bool, output: Format
 ) -> None:
-    """Make the cluster have the topics, groups and offsets of FILE, as `rmq export` wrote it.
+    """Bring the topics, groups and offsets of FILE, an output of `rmq export`, into the cluster.
 
-    Everything outside of FILE stays. A second run finds nothing to change. Existing accounts get their
-    permissions; a missing account is only named, since the file has no secret for it.
+    Everything outside of FILE stays. A second run changes nothing. Existing accounts get their permissions; a
+    missing account is only named, since the file has no secret for it.
     """
     from rmq.operate.copies.transfer import compare
 

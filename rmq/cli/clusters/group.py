@@ -1,4 +1,4 @@
-"""`rmq group`: list, look at, make, move and delete consumer groups."""
+"""`rmq group`: list, show, create, move and delete consumer groups."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ TO_THE_END = -1
 
 @click.group()
 def group() -> None:
-    """List, look at, make, move and delete consumer groups."""
+    """List, show, create, move and delete consumer groups."""
 
 
 @group.command("list")
@@ -65,7 +65,7 @@ def list_groups(target: Target, every: bool, cluster: str, broker: str, output: 
 @output_option
 @target_options
 def show_group(target: Target, group: str, output: Format) -> None:
-    """Show how a group is set up on each of its brokers."""
+    """Show the settings of a group on each of its brokers."""
 
     from rmq.operate import groups
 
@@ -123,7 +123,7 @@ def create(
     cluster: str,
     broker: str,
 ) -> None:
-    """Make a group, or change it, on every master of the cluster, or of all clusters."""
+    """Create a group, or change it, on every master of the cluster, or of all clusters."""
 
     async def work(admin: Admin) -> list[str]:
         return await admin.create_group(
@@ -167,7 +167,7 @@ def delete(target: Target, group: str, offsets: bool, yes: bool, cluster: str, b
 @output_option
 @target_options
 def lag(target: Target, group: str, topic: str, output: Format) -> None:
-    """Show how many messages a group has left in each queue."""
+    """Show the number of unconsumed messages of a group in each queue."""
 
     from rmq.operate import groups
 
@@ -215,7 +215,7 @@ def lag(target: Target, group: str, topic: str, output: Format) -> None:
 def reset(target: Target, group: str, topic: str, place: Position, yes: bool, output: Format) -> None:
     """Move a group to another offset of a topic: messages in between are consumed again, or skipped.
 
-    Running members are informed and go on from the new offset at once.
+    Running members get the new offset and continue from it at once.
     """
     where = place if isinstance(place, str) else clock_text(place)
     timestamp = {"first": 0, "last": TO_THE_END}.get(place) if isinstance(place, str) else place

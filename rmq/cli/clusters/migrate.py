@@ -31,8 +31,9 @@ def check(target: Target, address: str, as_json: bool, output: Format) -> None:
 
     ADDRESS is name servers as host:port, several joined by ; (or -n, or a context). The command looks at
     versions, settings, topics and their attributes, static topics, waiting messages, groups, accounts and
-    connected clients, and changes nothing. Each finding says what to do: "stop" prevents the move as the
-    cluster is, "act" needs work before or during the move, "note" is worth knowing. Status 1 with a "stop".
+    connected clients, and changes nothing. Each finding has its remedy: "stop" prevents the move of the
+    cluster in its present state, "act" needs work before or during the move, "note" is information. Status 1
+    with a "stop".
     """
     from rmq.client.session.requests import parse_name_servers
     from rmq.operate.migration.findings import findings

@@ -1,6 +1,5 @@
-"""`rmq topic move`, `rmq cluster plan` and `balance`: on which broker a topic is, which would better be
-moved, and the moves.
-"""
+"""`rmq topic move`, `rmq cluster plan` and `balance`: the placement of topics on brokers, proposals for it,
+and moves."""
 
 from __future__ import annotations
 
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def print_progress(line: str) -> None:
-    """Print a line on the progress of a long work, on standard error."""
+    """Print a line about the progress of a long work, on standard error."""
     echo(line, err=True)
 
 
@@ -49,7 +48,8 @@ def move(
     The new broker gets the topic, with its queues and groups, and the old broker takes no more messages of
     the topic: producers follow within 30 s. Then the command waits until every group has consumed the
     messages at the old broker. The messages stay readable until their retention ends, or --delete. Keys of an
-    ordered topic go to other queues. Status 1 when something is left; the same command goes on in this case.
+    ordered topic go to other queues. Status 1 when messages are left; the same command continues in this
+    case.
     """
     if delete and no_wait:
         refuse("--delete needs every group to have consumed its backlog: leave --no-wait out")
@@ -140,10 +140,10 @@ def balance(
 ) -> None:
     """Move topics until the masters of CLUSTER, or all, have about as many messages each.
 
-    The moves are those of `rmq cluster plan`, each done as by `rmq topic move`. They are kept in the file
-    --state with how far each is: after Ctrl-C, a crash or a time-out the same command continues. Of an
-    ordered topic nothing at the new broker is delivered before all groups have consumed what the old one has.
-    Status 1 when moves are left.
+    The moves are those of `rmq cluster plan`, each done as by `rmq topic move`. Moves and their progress are
+    kept in the file --state: after Ctrl-C, a crash or a time-out the same command continues. For an ordered
+    topic, messages at the new broker are delivered only after all groups have consumed those at the old
+    broker. Status 1 when moves are left.
     """
     from rmq.operate.balance import BalancePlan
     from rmq.operate.balance import balance as work_on

@@ -1,4 +1,4 @@
-"""`rmq topic`: list, look at, make, change, move and delete topics."""
+"""`rmq topic`: list, show, create, change, move and delete topics."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ RETENTION_BYTES = click.option(
 
 @click.group()
 def topic() -> None:
-    """List, look at, make, change, move and delete topics."""
+    """List, show, create, change, move and delete topics."""
 
 
 topic.add_command(move)
@@ -51,7 +51,7 @@ topic.add_command(move)
 @output_option
 @target_options
 def list_topics(target: Target, every: bool, cluster: str, broker: str, output: Format) -> None:
-    """List topics: on how many brokers, with how many queues, and what is allowed."""
+    """List topics with their brokers, queues and permissions."""
 
     from rmq.operate import topics
 
@@ -77,8 +77,8 @@ def list_topics(target: Target, every: bool, cluster: str, broker: str, output: 
 @output_option
 @target_options
 def show_topic(target: Target, topic: str, output: Format) -> None:
-    """Show how a topic is set up on each of its brokers."""
-    from rmq.operate.copies.manifest import topic_settings  # with the file format comes YAML
+    """Show the settings of a topic on each of its brokers."""
+    from rmq.operate.copies.manifest import topic_settings  # YAML comes with the file format
 
     async def work(admin: Admin) -> dict[str, TopicConfig]:
         return await admin.topic_config(topic)
@@ -105,7 +105,7 @@ def create(
     cluster: str,
     broker: str,
 ) -> None:
-    """Make a topic on every master of the cluster, or of all clusters."""
+    """Create a topic on every master of the cluster, or of all clusters."""
 
     from rmq.operate import topics
 
@@ -149,12 +149,12 @@ def update(
     cluster: str,
     broker: str,
 ) -> None:
-    """Change a topic on every master; what is not named stays. Masters that lack the topic get it.
+    """Change a topic on every master; settings without an option stay. Masters without the topic get it.
 
-    A limit by --retention or --retention-bytes holds within seconds, for messages that are there already too.
+    A limit by --retention or --retention-bytes holds within seconds, also for stored messages.
 
-    To have fewer queues without losing messages, lower --write-queues first, and --read-queues when the
-    others are consumed. If --read-queues would hide unread messages, the command names them and asks.
+    To have fewer queues without losing messages, lower --write-queues first, and --read-queues when the other
+    queues are consumed. If --read-queues would hide unread messages, the command names them and asks.
     """
     changes = {
         "read_queue_nums": read_queues or queues,
@@ -195,7 +195,7 @@ def update(
 @part_options
 @target_options
 def perm(target: Target, topic: str, perm: int, cluster: str, broker: str) -> None:
-    """Change what is allowed on a topic: rw, r, w or none."""
+    """Change the permissions of a topic: rw, r, w or none."""
 
     async def work(admin: Admin) -> dict[str, TopicConfig]:
         return await admin.set_topic_perm(topic, perm, cluster=cluster, broker=broker)
@@ -214,7 +214,7 @@ def delete(target: Target, topic: str, yes: bool, cluster: str, broker: str) -> 
 
     async def look(admin: Admin) -> None:
         if not await admin.topic_exists(validate_topic(topic), broker=broker):
-            await admin.topic_config(topic)  # the error of the cluster that has none
+            await admin.topic_config(topic)  # the error of a cluster without the topic
 
     async def work(admin: Admin) -> list[str]:
         return await admin.delete_topic(topic, cluster=cluster, broker=broker)
@@ -229,7 +229,7 @@ def delete(target: Target, topic: str, yes: bool, cluster: str, broker: str) -> 
 @output_option
 @target_options
 def stats(target: Target, topic: str, output: Format) -> None:
-    """Show the ends of each queue and when its last message came."""
+    """Show the ends of each queue and the time of its last message."""
 
     from rmq.operate import topics
 
@@ -252,7 +252,7 @@ def stats(target: Target, topic: str, output: Format) -> None:
 @output_option
 @target_options
 def route(target: Target, topic: str, output: Format) -> None:
-    """Show which brokers have a topic, and where clients connect."""
+    """Show the brokers of a topic, and their addresses for clients."""
     from rmq.operate import topics
 
     rows = [

@@ -1,5 +1,5 @@
-"""`rmq demo`: a name server, a broker, a producer and two consumers in a single process, a real file through
-them, and the metrics."""
+"""`rmq demo`: a name server, a broker, a producer and two consumers in a single process; a real file is sent
+through them, and metrics are printed."""
 
 from __future__ import annotations
 
@@ -53,12 +53,12 @@ ONE_PROCESS = (
 
 
 class DemoFailed(Exception):
-    """The demo could not be carried through; the text says how far it came."""
+    """The demo could not finish; the text has its progress."""
 
 
 @frozen
 class Plan:
-    """What to send, where to, and the id by which this run knows its own messages."""
+    """The messages to send, their topic, and the id by which this run knows its own messages."""
 
     rows: Sequence[Row] = field(repr=False)
     topic: str
@@ -107,9 +107,8 @@ def demo(
     """Send a data set through name server, broker and two consumers; show the metrics.
 
     Without FILE the order events that come with rmq are sent, ordered by order_id. FILE is a CSV file with a
-    header line, or JSON lines (one object a line). Nothing but this process is needed, and nothing of it
-    stays but the folder with the messages. Where the extra `spark` is installed, the topic is archived as
-    Parquet at last.
+    header line, or JSON lines (one object a line). The demo needs no other process, and leaves only the
+    folder with the messages. If the extra `spark` is installed, the last step archives the topic as Parquet.
     """
     path = file or bundled()
     try:
@@ -214,7 +213,7 @@ async def _connect(
 
 
 async def _wait_for_even_shares(consumers: Sequence[Consumer], plan: Plan) -> None:
-    """Waits until the queues are shared out evenly, so that no queue changes hands while messages flow."""
+    """Wait until the queues are divided evenly, so that no queue changes its member while messages flow."""
     with trio.move_on_after(STALL_SECONDS):
         while True:
             counts = [sum(queue.topic == plan.topic for queue in one.queues) for one in consumers]
@@ -225,11 +224,11 @@ async def _wait_for_even_shares(consumers: Sequence[Consumer], plan: Plan) -> No
 
 
 async def _deliver(plan: Plan, results: Results, consumer: int, message: rmq.StoredMessage) -> None:
-    """The handler of both consumers. Messages of an earlier run in the same folder are passed over."""
+    """Handle a message, for both consumers. Messages of an earlier run in the same folder are passed over."""
     if message.properties.get("demo") != plan.run_id:
         return
     number = int(message.properties["row"])
-    await trio.lowlevel.checkpoint()  # as a handler that waits: another one may overtake it here
+    await trio.lowlevel.checkpoint()  # a handler that waits: another message may overtake this one here
     intact = message.body == plan.rows[number].body
     results.delivered(Delivery(consumer, number, message.queue_id, time.perf_counter(), intact))
 
@@ -251,7 +250,7 @@ async def _publish_and_wait(producer: Producer, plan: Plan, results: Results) ->
 
 
 async def _publish(producer: Producer, plan: Plan, results: Results, rows: Sequence[Row]) -> None:
-    """Send rows in order: a row leaves when its predecessor is acknowledged."""
+    """Send rows in order: a row is sent when its predecessor is acknowledged."""
     for row in rows:
         message = plan.message(row)
         results.sent_at[row.number] = time.perf_counter()
@@ -260,7 +259,7 @@ async def _publish(producer: Producer, plan: Plan, results: Results, rows: Seque
 
 
 async def _watch(shown: Progress, bars: Sequence[TaskID], results: Results, scope: trio.CancelScope) -> None:
-    """Moves the bars; ends the wait when everything has come, or when nothing comes any more."""
+    """Move the bars; end the wait when all rows have come, or when no more come."""
     last, since = (0, 0), trio.current_time()
     while not results.is_complete:
         now = len(results.acknowledged_at), len(results.seen)
@@ -272,7 +271,7 @@ async def _watch(shown: Progress, bars: Sequence[TaskID], results: Results, scop
             break
         await trio.sleep(0.05)
     while len(results.acknowledged_at) < len(results.seen):
-        await trio.sleep(0.01)  # a row can be consumed before its send has heard of it
+        await trio.sleep(0.01)  # a row can be consumed before its send has the response
     for bar in bars:
         shown.update(bar, completed=len(results.seen))
     scope.cancel()

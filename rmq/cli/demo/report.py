@@ -16,7 +16,7 @@ from rmq.cli.latency import percentile
 
 @frozen
 class Delivery:
-    """A message as received; times are seconds of a monotonic clock."""
+    """A received message; times are seconds of a monotonic clock."""
 
     consumer: int
     row: int
@@ -36,19 +36,19 @@ class Results:
     seen: set[int] = Factory(set)
 
     def delivered(self, delivery: Delivery) -> None:
-        """Notes one delivery."""
+        """Note one delivery."""
         self.deliveries.append(delivery)
         self.seen.add(delivery.row)
 
     @property
     def is_complete(self) -> bool:
-        """Whether each row has come at least once."""
+        """True if each row has come at least once."""
         return len(self.seen) == len(self.rows)
 
 
 @frozen
 class OrderCheck:
-    """The published sequence of each key against the sequence that came."""
+    """The published sequence of each key beside the received sequence."""
 
     keys: int
     kept: int
@@ -59,7 +59,7 @@ class OrderCheck:
 
     @property
     def has_passed(self) -> bool:
-        """Whether everything came once, unchanged and in order."""
+        """True if each row came once, unchanged and in order."""
         return self.kept == self.keys and not (self.missing or self.repeated or self.altered)
 
 
@@ -119,7 +119,7 @@ def _metrics(values: Sequence[float], seconds: float) -> list[str]:
 
 
 def share_table(results: Results, names: Sequence[str], key: str) -> Table:
-    """How the load was shared between the consumers."""
+    """The division of the load between the consumers."""
     table = Table(title="Shared between two consumers of one group")
     for name in ("", "messages", "share", f"values of {key}", "queues"):
         table.add_column(name, justify="right" if name else "left", no_wrap=name != "queues")
@@ -168,6 +168,6 @@ STORE_PARTS = {
 
 
 def print_parts(console: Console, *parts: RenderableType) -> None:
-    """Prints tables and lines; a line is never cut, whatever the width of the terminal."""
+    """Print tables and lines; a line is never cut, whatever the width of the terminal."""
     for part in parts:
         console.print(part, soft_wrap=isinstance(part, str), highlight=False)

@@ -1,6 +1,7 @@
-"""Reads a CSV or JSON-lines file into the rows that `rmq demo` sends. Pure but for reading the file.
+"""Reader of a CSV or JSON-lines file for `rmq demo`: makes the rows to send. Pure but for reading the file.
 
-Everything is read and checked before the first row is used, so that bad input stops before anything starts.
+The whole file is read and checked before the first row is used, so that bad input ends the demo before it
+starts.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ from attrs import frozen
 
 JSON_SUFFIXES = (".jsonl", ".ndjson", ".json")
 DELIMITERS = ",;\t|"
-MAX_BODY = 4 * 1024 * 1024  # what a broker takes by default (maxMessageSize)
+MAX_BODY = 4 * 1024 * 1024  # a broker's default limit (maxMessageSize)
 
 
 class BadInput(Exception):
-    """A file that cannot be sent; the text says where and why, in one line."""
+    """A file that cannot be sent; the text has the place and the reason, in one line."""
 
 
 @frozen

@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 
 GROUPS_MAX: Final = 12
 SHORT: Final = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
-"""Java's second compiler does not pay in so short a job: without it a third less CPU time was measured."""
+"""Java's second compiler does not pay in so short a job: without it the job took a third less CPU time."""
 EXPECTED: Final = "Spark archives the topic as Parquet: some 20 s; --no-spark leaves that out."
 
 
 @frozen
 class ArchiveCounts:
-    """What the archive has of this run: its messages by the values of `column`."""
+    """Counts of this run in the archive: its messages by the values of `column`."""
 
     column: str
     groups: Sequence[tuple[str, int]]
@@ -44,11 +44,11 @@ class ArchiveCounts:
 
 
 class SparkFailed(Exception):
-    """Spark could not do it; the text says why."""
+    """Spark has failed; the text has the reason."""
 
 
 def has_spark() -> bool:
-    """Whether the extra `spark` is installed."""
+    """True if the extra `spark` is installed."""
     return all(importlib.util.find_spec(name) is not None for name in ("pyspark", "pyarrow"))
 
 
@@ -74,7 +74,7 @@ async def _with_broker(spark: SparkSession, plan: Plan, shown: JobProgress) -> A
 def archive_and_count(
     spark: SparkSession, plan: Plan, namesrv: str, watch: Watch = unwatched
 ) -> ArchiveCounts:
-    """Append the topic to the archive in the plan's folder and count what this run sent."""
+    """Append the topic to the archive in the plan's folder and count this run's messages."""
     from pyspark.sql import functions as F
 
     from rmq.spark import archive, read_archive

@@ -1,4 +1,4 @@
-"""`rmq run`: an `rmq.App` as a process or several, until a signal; restarted when its files change."""
+"""`rmq run`: an `rmq.App` as one process or several, until a signal; restarted when its files change."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ if TYPE_CHECKING:
     from rmq.client.app import App
 
 PARENT: Final = "RMQ_RUN_PARENT"
-"""In a worker's environment: the id of the process that looks after it."""
+"""In a worker's environment: the process id of its supervisor."""
 SCAN_SECONDS: Final = 0.5
-"""How often files are looked at, and workers look for their parent."""
+"""Seconds between two looks at files, and between a worker's looks for its supervisor."""
 PAUSE_SECONDS: Final = (1.0, 30.0)
 """First and longest pause before a worker that died is started again."""
 LASTING_SECONDS: Final = 60.0
-"""A worker that lived so long did not die of its start."""
+"""Lifetime in seconds after which a worker's death is not one of its start."""
 GRACE_SECONDS: Final = 2.0
-"""Handlers in threads get so long after all else has ended; then the process ends."""
+"""Seconds for handlers in threads after all other work has ended; after them the process ends."""
 SKIPPED: Final = frozenset(("__pycache__", "node_modules", "site-packages"))
 LOG_FORMAT: Final = "%(asctime)s %(levelname)s %(name)s %(message)s"
 
@@ -78,12 +78,12 @@ def run_command(
     namesrv: str | None,
     log_level: str,
 ) -> None:
-    """Run the rmq.App that is called APP in MODULE, until SIGINT or SIGTERM.
+    """Run the rmq.App with the name APP in MODULE, until SIGINT or SIGTERM.
 
-    At the signal it stops pulling, lets running handlers finish (--drain, else the app's setting, else 20 s),
-    commits and leaves its groups, and ends with 0. The process does not wait longer for a handler in a
-    thread: it ends within the drain's time and some seconds. A second signal ends it at once with 130, and
-    unfinished messages are delivered again. Logs go to the error output unless MODULE says otherwise.
+    At the signal the app stops pulling, lets running handlers finish (--drain, else the app's setting, else
+    20 s), commits and leaves its groups, and ends with 0. The process does not wait longer for a handler in a
+    thread: it ends within the drain's time and some seconds. A second signal ends the process at once with
+    130, and unfinished messages are redelivered. Logs go to the error output unless MODULE says otherwise.
 
     With --workers, processes share the queues of each topic as members of its group; a dead process is
     restarted. --reload is for development.
@@ -120,7 +120,7 @@ def load(application: str, folder: pathlib.Path) -> App:
     except (ModuleNotFoundError, ValueError, TypeError) as error:
         missing = getattr(error, "name", None) or module_name
         if module_name != missing and not module_name.startswith(f"{missing}."):
-            raise  # a module that it imports
+            raise  # a module that it imports is missing
         where = f"a module below {folder.resolve()}, and the app in it: orders:app"
         raise ConfigError("MODULE:APP", application, where) from None
     found: Any = module
@@ -137,7 +137,7 @@ def load(application: str, folder: pathlib.Path) -> App:
 
 
 def _serve(app: App, loop: Loop, parent: int) -> None:
-    """Run the app until a signal, or until the process `parent` (0: none) is gone. Raises the errors of
+    """Run the app until a signal, or until the process `parent` (0: none) has ended. Raises the errors of
     handlers."""
     import anyio
 
@@ -152,7 +152,7 @@ def _serve(app: App, loop: Loop, parent: int) -> None:
 
 
 def _end(status: int) -> None:
-    """End the process, if need be, with handlers still running: an ordinary function in a thread cannot be
+    """End the process, if necessary, with handlers still running: an ordinary function in a thread cannot be
     stopped, and Python would wait for its end."""
     until = time.monotonic() + GRACE_SECONDS
     threads = [one for one in threading.enumerate() if one is not threading.main_thread() and not one.daemon]
@@ -169,7 +169,7 @@ async def _until_signal(app: App, parent: int) -> None:
 
     from rmq.remoting.loop import unwrap_groups
 
-    # A terminal sends SIGINT to the workers too; their parent tells them, and once.
+    # A terminal sends SIGINT to the workers too; their parent signals them, and once.
     kinds = (signal.SIGTERM,) if parent else (signal.SIGINT, signal.SIGTERM)
     if parent:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -217,7 +217,7 @@ class Workers:
     reloads: bool
     processes: dict[int, trio.Process] = Factory(dict)
     status: int | None = None
-    """Set when all are to end: what to end with."""
+    """Set when all workers must end: the exit status."""
     changed: trio.Event = field(init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -226,7 +226,7 @@ class Workers:
         self.changed = trio.Event()
 
     async def keep(self, number: int) -> None:
-        """Keep a process running until all are to end."""
+        """Keep a process running until all must end."""
         import trio
 
         pause = PAUSE_SECONDS[0]
@@ -236,7 +236,7 @@ class Workers:
             environment = {**os.environ, PARENT: str(os.getpid())}
             process = await trio.lowlevel.open_process(self.command, env=environment)
             self.processes[number] = process
-            if changed.is_set():  # while it was being started
+            if changed.is_set():  # a stop came during the start of the process
                 process.terminate()
             status = await process.wait()
             del self.processes[number]
@@ -320,7 +320,7 @@ async def _keep_all(command: list[str], count: int, folder: pathlib.Path | None)
 
 
 def snapshot(folder: pathlib.Path) -> dict[pathlib.Path, int]:
-    """The Python files below a folder, and when each was written."""
+    """The Python files below a folder, with the times of their last change."""
     return {path: written for path in _python_files(folder) if (written := _written(path))}
 
 
@@ -335,5 +335,5 @@ def _python_files(folder: pathlib.Path) -> Iterator[pathlib.Path]:
 def _written(path: pathlib.Path) -> int:
     try:
         return path.stat().st_mtime_ns
-    except OSError:  # gone meanwhile
+    except OSError:  # removed in between
         return 0

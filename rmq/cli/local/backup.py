@@ -1,4 +1,4 @@
-"""`rmq backup` and `rmq store seed`: a hot copy of a store's folder, and a new slave's folder out of one."""
+"""`rmq backup` and `rmq store seed`: a hot copy of a store's folder, and a new slave's folder from a copy."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ LOG = click.option("--commitlog", "log", type=PATH, help="Where the store's log 
 def backup_command(
     folders: tuple[pathlib.Path, ...], log: pathlib.Path | None, rate: float | None, verifies: bool
 ) -> None:
-    """Copy the folder STORE of a broker, which may run, to TARGET; a repetition copies only new data.
+    """Copy the folder STORE of a broker, which may run, to TARGET; a second run copies only new data.
 
     A broker that is started on a copy of TARGET has all messages, topics, groups and offsets. Without STORE
     and with --verify nothing is copied. Status 1 when a file in TARGET differs from the copied file.

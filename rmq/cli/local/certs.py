@@ -32,7 +32,7 @@ CA: Final = "ca"
 CA_DAYS: Final = 3650
 DAYS: Final = 397
 SKEW: Final = datetime.timedelta(hours=1)
-"""Certificates are valid from an hour ago: the clocks of machines differ."""
+"""Time in seconds before now from which certificates are valid: the clocks of machines differ."""
 USES: Final = {
     ExtendedKeyUsageOID.SERVER_AUTH: "server",
     ExtendedKeyUsageOID.CLIENT_AUTH: "client",
@@ -47,7 +47,7 @@ C = TypeVar("C", bound=Callable[..., Any])
 
 
 def days_option(days: int) -> Callable[[C], C]:
-    """Adds `--days`."""
+    """Add the option `--days`."""
     return click.option(
         "--days", default=days, show_default=True, type=click.IntRange(1, 36500), help="Validity."
     )
@@ -55,7 +55,7 @@ def days_option(days: int) -> Callable[[C], C]:
 
 @click.group()
 def certs() -> None:
-    """Make an authority, certificates and the cluster's secret.
+    """Create an authority, certificates and the cluster's secret.
 
     Exit status: 0 done, 1 a certificate that is shown is not valid now, 2 wrong usage, files or names.
     """
@@ -86,9 +86,10 @@ def ca_command(folder: pathlib.Path, days: int, force: bool) -> None:
 def issue(
     folder: pathlib.Path, name: str, hosts: tuple[str, ...], client: bool, days: int, force: bool
 ) -> None:
-    """Make DIR/NAME.pem and DIR/NAME.key, signed by the authority in DIR.
+    """Create DIR/NAME.pem and DIR/NAME.key, signed by the authority in DIR.
 
-    With --host it is for a server, which may also use it to dial others; with --client for a client.
+    With --host the certificate is for a server, which may also use it to connect to others; with --client for
+    a client.
     """
     if client == bool(hosts):
         raise click.UsageError("choose its use: --host HOST for a server, or --client")
@@ -127,21 +128,22 @@ def show(file: pathlib.Path) -> None:
 @click.argument("file", type=click.Path(dir_okay=False, path_type=pathlib.Path))
 @FORCE
 def secret(file: pathlib.Path, force: bool) -> None:
-    """Make the secret that all servers of a cluster share (`clusterSecretFile`): 32 random bytes as text."""
+    """Create the secret that all servers of a cluster share (`clusterSecretFile`): 32 random bytes as
+    text."""
     _check_free([file], force)
     _write(file, base64.b64encode(secrets.token_bytes(32)) + b"\n", KEY_MODE)
     echo(f"{file}: copy it to every name server and broker, over an encrypted connection")
 
 
 class Refused(click.ClickException):
-    """Files that exist already, are missing, or have the wrong content."""
+    """The error for files that exist already, are missing, or have the wrong content."""
 
     exit_code = EXIT_USAGE
 
 
 @frozen
 class Authority:
-    """The certificate and the key that sign others."""
+    """The certificate and the key that sign other certificates."""
 
     certificate: x509.Certificate
     key: ec.EllipticCurvePrivateKey

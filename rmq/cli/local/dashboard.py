@@ -74,8 +74,8 @@ def dashboard(
 ) -> None:
     """Serve pages and an HTTP API to see a cluster and to work on it. Ctrl-C ends it.
 
-    Without a login it shows and changes only things open to all, and only on loopback. People log in with an
-    account of the cluster, or with a name of --roles; docs/dashboard.md says more.
+    Without a login it shows and changes only things open to all, and only on loopback. Users log in with an
+    account of the cluster, or with a name of --roles; see docs/dashboard.md.
     """
     check_installed()
     if new_password or new_token:
@@ -114,7 +114,7 @@ def check_installed() -> None:
 
 
 def is_installed() -> bool:
-    """Whether the extra `dashboard` is installed."""
+    """True if the extra `dashboard` is installed."""
     from importlib.util import find_spec
 
     return all(find_spec(name) is not None for name in ("starlette", "hypercorn", "jinja2"))
@@ -160,8 +160,8 @@ async def _serve(config: DashboardConfig) -> None:
 
 
 async def serve_beside(nursery: trio.Nursery, namesrv: str, port: int, folder: pathlib.Path) -> str:
-    """Serve the dashboard of `rmq dev` in its nursery; returns the link that logs in. When the port is taken,
-    the rest runs without it."""
+    """Serve the dashboard of `rmq dev` in its nursery; returns the link that logs in. When another process
+    has the port, name server and broker run without the dashboard."""
     from rmq.dashboard.config import DashboardConfig
     from rmq.dashboard.serve import serve
 

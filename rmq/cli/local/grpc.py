@@ -18,12 +18,12 @@ KEY: Final = "grpcPort"
 
 
 def is_installed() -> bool:
-    """Whether the extra `grpc` is installed."""
+    """True if the extra `grpc` is installed."""
     from importlib.util import find_spec
 
     try:
         return all(find_spec(name) is not None for name in ("h2", "hpack", "google.protobuf"))
-    except ModuleNotFoundError:  # there is no package `google` either
+    except ModuleNotFoundError:  # the package `google` is missing, too
         return False
 
 
@@ -45,11 +45,11 @@ async def opened(
     settings: Mapping[str, str],
     port: int = PORT,
 ) -> AsyncIterator[tuple[embedded.System, str]]:
-    """Run a pair with the door, as `embedded.open`; yields it, and the text that says where the door is.
+    """Run a pair with the door, as `embedded.open`; yields the pair, and the text with the door's address.
 
     The door is on the broker's port, and on a port of its own where that is free. Both take TLS with a
-    certificate that nobody can verify: the Java and Go clients ask for TLS unless told otherwise, and do not
-    verify. `grpcPort` among the settings goes before `port`.
+    certificate that no client can verify: the Java and Go clients use TLS by default, and do not verify.
+    `grpcPort` among the settings takes precedence over `port`.
     """
     from rmq import embedded
     from rmq.remoting.transports.tls import TlsConfig

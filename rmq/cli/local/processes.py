@@ -1,6 +1,4 @@
-"""`rmq broker --processes N --with-namesrv PORT`: several brokers as a service, and a name server beside the
-brokers.
-"""
+"""`rmq broker --processes N --with-namesrv PORT`: several brokers as one service, with a name server."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ PASS_THROUGH = {"ignore_unknown_options": True, "allow_extra_args": True, "help_
 
 
 def _run_service(service: str, arguments: tuple[str, ...]) -> None:
-    """Hands the arguments to the service's main() and ends with its status."""
+    """Give the arguments to the service's main() and end with its status."""
     sys.exit(importlib.import_module(f"rmq.{service}.__main__").main(list(arguments)))
 
 
@@ -46,8 +46,8 @@ def proxy(arguments: tuple[str, ...]) -> None:
 
 
 def _run_several(arguments: list[str]) -> None:
-    """Runs as many brokers as the arguments say, and a name server where they say so, and ends with their
-    status."""
+    """Run the number of brokers that the arguments name, and a name server if they name a port for it, and
+    end with their status."""
     count = _taken(arguments, PROCESSES, PROCESSES_MAX)
     port = _taken(arguments, WITH_NAMESRV, 65535)
     from rmq.cli.local import processes
@@ -158,8 +158,8 @@ def dev(
 ) -> None:
     """Run a name server, a broker and the dashboard in one process, for development. Ctrl-C ends it cleanly.
 
-    Port 0 takes a free one; the banner says which. Topics are made on their first message. With the extra
-    `grpc` RocketMQ's 5.x clients are served too, plain or with TLS.
+    Port 0 takes a free port, which the banner shows. Topics are created on their first message. With the
+    extra `grpc` RocketMQ's 5.x clients are served too, plain or with TLS.
     """
     import trio
 
@@ -211,10 +211,10 @@ async def _run_both(
 async def _opened(
     data_dir: pathlib.Path, host: str, ports: dict[str, int], settings: dict[str, str], grpc_port: int
 ) -> AsyncIterator[tuple[embedded.System, str]]:
-    """Run the pair; yields it, and where RocketMQ's 5.x clients connect (empty without the extra)."""
+    """Run the pair; yields it, and the address for RocketMQ's 5.x clients (empty without the extra)."""
     from rmq.cli.local import grpc
 
-    logging.getLogger("rmq.remoting.transports.tls").setLevel(logging.ERROR)  # of a certificate made up here
+    logging.getLogger("rmq.remoting.transports.tls").setLevel(logging.ERROR)  # of its own certificate
     if grpc.is_installed():
         async with grpc.opened(data_dir, host=host, settings=settings, port=grpc_port, **ports) as found:
             yield found
@@ -229,15 +229,15 @@ async def _opened(
 
 
 def first_of(error: BaseException) -> BaseException:
-    """The first error of a group, groups within it opened; an error that is no group is itself."""
+    """The first error of a group and of groups within it; an error that is no group is returned unchanged."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error
 
 
 def banner(system: embedded.System, dashboard: str = "", grpc: str = "") -> str:
-    """The text that is printed once all listen. `dashboard` is its link, or why there is none; `grpc` where
-    RocketMQ's 5.x clients connect."""
+    """The text that is printed once all listen. `dashboard` is its link, or the reason why it does not run;
+    `grpc` is the address for RocketMQ's 5.x clients."""
     pages = f"\n  dashboard    {dashboard}" if dashboard else ""
     door = f"\n  5.x clients  {grpc}" if grpc else ""
     return f"""rmq is running (Ctrl-C ends it)

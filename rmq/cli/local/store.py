@@ -1,4 +1,4 @@
-"""`rmq store check|repair|dump|compare|seed DIR`: look into stores' folders, mend them, without a broker."""
+"""`rmq store check|repair|dump|compare|seed DIR`: examine and repair stores' folders, without a broker."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ DELAYS = click.option("--delay-levels", default=DELAY_LEVELS, help="messageDelay
 
 @click.group()
 def store() -> None:
-    """Check, repair, dump or compare the folders of stores, ours or RocketMQ's.
+    """Check, repair, dump or compare the folders of stores, rmq's or RocketMQ's.
 
     Exit status: 0 nothing wrong, 1 damage found, 2 unreadable, 3 a broker has the store open (repair).
     """
@@ -266,7 +266,7 @@ def _show(report: Report) -> None:
 
 
 def _save(path: pathlib.Path, lost: list[Lost]) -> None:
-    """Add to the report, on the medium before the log is changed."""
+    """Add to the report, and sync it before the log is changed."""
     if not lost:
         return
     with path.open("a", encoding="utf-8") as file:

@@ -25,16 +25,16 @@ from rmq.message import Message, StoredMessage
 from rmq.printable import counted
 
 TOPIC = "BenchmarkTest"
-"""RocketMQ's own topic for this; every broker has it."""
+"""RocketMQ's own topic for benchmarks; every broker has it."""
 LIVE_SECONDS = 0.5
 STAMP = 16
-"""Bytes at the start of a body: when it was sent, ns since 1970, in hex."""
+"""Bytes at the start of a body: the time of its send, ns since 1970, in hex."""
 ERROR_PAUSE_SECONDS = 0.05
 
 
 @frozen
 class Load:
-    """What to send and to take, and for how long. `rate` is messages a second, None: as many as go."""
+    """The load and its duration. `rate` is messages a second, None: as many as possible."""
 
     topic: str
     seconds: float
@@ -52,7 +52,7 @@ def bench() -> None:
 
 
 def load_options(command: Any) -> Any:
-    """Adds what all three have in common."""
+    """Add the options that all three commands have."""
     for option in (
         click.option("--topic", default=TOPIC, show_default=True, shell_complete=complete_topic),
         click.option("--duration", callback=as_duration, default="10s", show_default=True, help="Duration."),
@@ -65,7 +65,7 @@ def load_options(command: Any) -> Any:
 
 
 def sending_options(command: Any) -> Any:
-    """Adds what senders have."""
+    """Add the options of senders."""
     for option in (
         click.option(
             "--size", type=click.IntRange(16, 4 << 20), default=128, show_default=True, help="Bytes."
@@ -86,7 +86,7 @@ def sending_options(command: Any) -> Any:
 @sending_options
 @load_options
 def producer(target: Target, output: Format, **load: Any) -> None:
-    """Send as fast as the cluster takes it."""
+    """Send as fast as the cluster takes messages."""
     _bench(target, output, ("producer",), load)
 
 
@@ -94,7 +94,7 @@ def producer(target: Target, output: Format, **load: Any) -> None:
 @click.option("--group", default="rmq-cli-bench", show_default=True, help="Consumer group.")
 @load_options
 def consumer(target: Target, output: Format, **load: Any) -> None:
-    """Consume as fast as messages come; latency is from the send to the delivery, by two clocks."""
+    """Consume as fast as messages arrive; latency is from the send to the delivery, by two clocks."""
     _bench(target, output, ("consumer",), load)
 
 
@@ -153,7 +153,7 @@ async def load_cluster(target: Target, load: Load, roles: tuple[str, ...]) -> li
 
 
 async def _produce(client: Client, load: Load, meter: Meter) -> None:
-    """Sends by `in_flight` workers; each sends on when the broker has answered."""
+    """Send by `in_flight` workers; each sends again when the broker has answered."""
     left = load.count if load.count is not None else 1 << 62
     slot = trio.current_time()
 
@@ -168,7 +168,7 @@ async def _produce(client: Client, load: Load, meter: Meter) -> None:
             await _send(producer, load, meter, size)
 
     async with client.producer("rmq-cli-bench") as producer:
-        await producer.queues(load.topic)  # to wait for a topic that is not there is no load
+        await producer.queues(load.topic)  # waiting for a missing topic is no load
         with first_error(), trio.move_on_after(load.seconds):
             async with trio.open_nursery() as nursery:
                 for _ in range(load.in_flight):
@@ -201,7 +201,7 @@ async def _consume(
     *,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Consumes until cancelled; beside a producer only what is sent from now on counts."""
+    """Consume until cancelled; beside a producer only messages from now on count."""
     began_ns = 0 if alone else time.time_ns()
 
     async def take(message: StoredMessage) -> None:
@@ -218,14 +218,14 @@ async def _consume(
 
 
 async def _wait_for_queues(consumer: Consumer) -> None:
-    """Waits, for a while, until this member has its queues."""
+    """Wait, for a while, until this member has its queues."""
     with trio.move_on_after(5):
         while not consumer.queues:
             await trio.sleep(0.02)
 
 
 def _sent_at_ns(message: StoredMessage) -> int:
-    """When a message was sent, ns since 1970: to the ns for those of `rmq bench`, else to the ms."""
+    """The time of a message's send, ns since 1970: to the ns for messages of `rmq bench`, else to the ms."""
     try:
         return int(message.body[:STAMP], 16)
     except ValueError:
@@ -233,7 +233,7 @@ def _sent_at_ns(message: StoredMessage) -> int:
 
 
 async def _drain(sent: Meter, consumed: Meter) -> None:
-    """Waits until what was sent has come, as long as something still comes."""
+    """Wait until the sent messages have arrived, as long as some still arrive."""
     seen = -1
     while consumed.count < sent.count and consumed.count != seen:
         seen = consumed.count

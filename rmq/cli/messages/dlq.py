@@ -29,7 +29,7 @@ def dlq() -> None:
 
 
 def _choice_options(command: Callable[..., T]) -> Callable[..., T]:
-    """Adds the options that say which letters are meant."""
+    """Add the options that select letters."""
     for option in (
         click.option(
             "--reason", "reason", metavar="TEXT", help="Only letters with this text in their reason."

@@ -27,7 +27,7 @@ ID = click.argument("message_id", metavar="ID")
 FOUND = ("stored", "broker", "queue_id", "queue_offset", "message_id", "tags", "keys", "body")
 BODY_SHOWN = 200
 SHOWN_BYTES = 64 << 20
-"""`find` keeps no more of bodies, which may be compressed a thousandfold."""
+"""Bytes of each body that `find` keeps; bodies may be compressed a thousandfold."""
 
 
 @click.group()
@@ -71,7 +71,7 @@ def get(target: Target, message_id: str, topic: str, groups: bool, output: Forma
 def find(
     target: Target, topic: str, key: str, begin: Position, end: Position, most: int, output: Format
 ) -> None:
-    """Find messages by a key, or by the id that their producer gave."""
+    """Find messages by a key, or by their producer's id."""
     from rmq.operate.messages import lookup
 
     async def work(admin: Admin) -> Lookup:
@@ -114,7 +114,7 @@ def _short(row: dict[str, Any]) -> dict[str, Any]:
 @output_option
 @target_options
 def trace(target: Target, message_id: str, trace_topic: str, output: Format) -> None:
-    """Show the history of a message, by its unique id, as far as clients and brokers traced it."""
+    """Show the history of a message, by its unique id, from the traces of clients and brokers."""
 
     async def work(admin: Admin) -> Trace:
         return await admin.trace(message_id, topic=trace_topic)
@@ -180,7 +180,7 @@ def print_messages(
 def resend(
     target: Target, group: str, message_id: str, topic: str, client: str, yes: bool, output: Format
 ) -> None:
-    """Give a stored message to a member of a group once more, now. Offsets stay unchanged."""
+    """Give a stored message to a member of a group again, now. Offsets stay unchanged."""
 
     from rmq.operate.messages import lookup
 

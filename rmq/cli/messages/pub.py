@@ -40,12 +40,12 @@ if TYPE_CHECKING:
 
 LEVELS = range(1, 19)
 FEW = 10
-"""So many results are listed one by one; more are summed up, unless JSON or YAML is asked for."""
+"""Number of results that are listed one by one; more are summed up, unless the output is JSON or YAML."""
 
 
 @frozen
 class PubOptions:
-    """What to send and how."""
+    """The messages to send, and the way of sending."""
 
     topic: str
     bodies: Iterator[bytes] = field(repr=False)
@@ -55,9 +55,9 @@ class PubOptions:
     sharding_key: str | None
     concurrency: int
     keep: int
-    """So many results are kept to be shown."""
+    """Number of results that are kept for the output."""
     is_json: bool = False
-    """The bodies are JSON, each a message as `-o json` prints it."""
+    """True if the bodies are JSON, each a message in the form of `-o json`."""
 
 
 def _properties(context: click.Context, parameter: click.Parameter, given: tuple[str, ...]) -> dict[str, str]:
@@ -78,7 +78,7 @@ def _delay(context: click.Context, parameter: click.Parameter, given: str | None
 
 
 def message_options(command: Any) -> Any:
-    """Adds --tags, --keys and --property: what messages have beside their bodies."""
+    """Add --tags, --keys and --property: the parts of messages beside their bodies."""
     tags = click.option("--tags", metavar="TAG", help="Tag of the messages.")
     keys = click.option("--keys", multiple=True, metavar="KEY", help="Key to look them up by; repeatable.")
     properties = click.option(
@@ -123,13 +123,13 @@ def pub(
 ) -> None:
     """Send messages to TOPIC: BODY, a file, or the lines of standard input.
 
-    Empty lines are skipped: there are no empty messages. Prints where each went, or a summary of many. The
-    first error ends it; what was sent before stays sent.
+    Empty lines are skipped: there are no empty messages. Prints the place of each message, or a summary of
+    many. The first error ends the command; earlier messages stay sent.
 
     With --json each line is an object with `body` or `body_base64`, and `tags`, `keys`, `properties`, `flag`,
     `sharding_key`, `delay_level`, `delay_ms` or `deliver_at_ms`; the other fields that -o json prints are
-    ignored, and so are RocketMQ's own properties. --tags replaces what a line says, --keys and --property add
-    to it. Copies a topic: rmq tail A --from earliest --no-follow -o json | rmq pub B --json
+    ignored, and so are RocketMQ's own properties. --tags replaces the tags of a line, --keys and --property
+    add to the line's. To copy a topic: rmq tail A --from earliest --no-follow -o json | rmq pub B --json
     """
     if sum(source is not None for source in (body, file, lines)) > 1:
         raise click.UsageError("give one of BODY, --file and --lines")
@@ -153,7 +153,7 @@ def pub(
 def _bodies(
     body: str | None, file: BinaryIO | None, lines: BinaryIO | None, count: int
 ) -> tuple[Iterator[bytes], int | None]:
-    """The bodies to send, and how many when that is known."""
+    """The bodies to send, and their number if it is known."""
     if body is not None or file is not None:
         whole = body.encode("utf-8", "surrogateescape") if body is not None else file.read()  # type: ignore[union-attr]
         return iter([whole] * count if count <= FEW else (whole for _ in range(count))), count
@@ -169,7 +169,7 @@ async def _pub(target: Target, chosen: PubOptions, output: Format) -> None:
     with progress_bar("sent", chosen.total) as step:
         outcome = await send_all(target, chosen, step)
     if outcome.count == 0:
-        pass  # the error says it, or there was no line
+        pass  # the error has been printed, or no line was read
     elif outcome.count <= chosen.keep:
         show(outcome.rows, output)
     else:
@@ -201,7 +201,8 @@ class Outcome:
     error: RmqError | None = None
 
     def add(self, result: SendResult, *, timed: bool) -> None:
-        """Count a result; `timed`: the message had a delivery time, which only brokers with timers know."""
+        """Count a result; `timed`: the message had a delivery time, which only brokers with timers
+        support."""
         self.count += 1
         self.statuses[result.status] += 1
         self.untimed += timed and result.recall_handle is None
@@ -218,7 +219,7 @@ class Outcome:
             )
 
     def notes(self) -> list[str]:
-        """Warnings: messages that are stored less safely, or delivered sooner, than was asked for."""
+        """Warnings: messages that are stored less safely, or delivered sooner, than requested."""
         warnings = [
             f"{count} stored, but {status}: see `rmq errors {status}`"
             for status, count in self.statuses.items()
@@ -243,8 +244,8 @@ class Bodies:
         self._turn = trio.Lock()
 
     async def next(self) -> bytes | None:
-        """The next body, None at the end. The lines of a terminal or a pipe are waited for in a thread, so
-        that messages go out at once and Ctrl-C works."""
+        """The next body, None at the end. A thread waits for the lines of a terminal or a pipe, so that
+        messages are sent at once and Ctrl-C works."""
         self.taken += 1
         if self._known:
             return next(self._bodies, None)
@@ -255,7 +256,7 @@ class Bodies:
 
 
 async def send_all(target: Target, chosen: PubOptions, step: Step) -> Outcome:
-    """Sends all bodies, `concurrency` at a time; the first error ends it and is in the outcome."""
+    """Send all bodies, `concurrency` at a time; the first error ends the run and is in the outcome."""
     import trio
 
     outcome = Outcome(chosen.keep)
@@ -276,7 +277,7 @@ async def send_all(target: Target, chosen: PubOptions, step: Step) -> Outcome:
 async def _worker(
     producer: Producer, chosen: PubOptions, bodies: Bodies, outcome: Outcome, step: Step
 ) -> None:
-    """Sends the next body that no other worker has, one after the other."""
+    """Send bodies one after the other, each taken by a single worker."""
     while (body := await bodies.next()) is not None:
         message, sharding_key = _made(chosen, body, bodies.taken)
         timed = message.delay_ms is not None or message.deliver_at_ms is not None
@@ -318,12 +319,12 @@ _FIELDS: Final[dict[str, tuple[type, str]]] = {
     "delay_ms": (int, _NUMBER),
     "deliver_at_ms": (int, _NUMBER),
 }
-"""What a line may say of a message to send."""
+"""Fields of a line for a message to send."""
 _PRINTED: Final = {
     *("topic", "broker", "queue_id", "queue_offset", "message_id", "offset_message_id", "reconsume_times"),
     *("born_timestamp", "born_host", "store_timestamp", "store_host"),
 }
-"""What `-o json` prints besides: a copy gets its own."""
+"""Further fields of `-o json`, which are ignored: a copy gets its own."""
 
 
 def read_row(line: bytes, where: str) -> dict[str, Any]:
@@ -369,7 +370,7 @@ def _shown(line: bytes) -> str:
 
 
 def own_properties(properties: Mapping[str, str]) -> dict[str, str]:
-    """The properties that an application gave a message, without RocketMQ's own."""
+    """The properties that an application set on a message, without RocketMQ's own."""
     from rmq.message import RESERVED_PROPERTIES
     from rmq.protocol.properties import (
         INTERNAL_PROPERTIES,
@@ -407,7 +408,7 @@ def request(
 ) -> None:
     """Send BODY, or standard input, to TOPIC and print the consumer's reply.
 
-    Ends with 1 when nobody replied in time. `rmq reply` answers.
+    Ends with 1 when no reply came in time. `rmq reply` answers requests.
     """
     from rmq.message import Message
 

@@ -35,7 +35,7 @@ class SubOptions:
 
 
 def expression(tags: str | None, sql: str | None) -> str | Sql:
-    """The filter that --filter and --sql name. Raises click's usage error, ConfigError."""
+    """The filter of --filter and --sql. Raises click's usage error, ConfigError."""
     if tags and sql:
         raise click.UsageError("give --filter or --sql, not both")
     if sql:
@@ -46,7 +46,7 @@ def expression(tags: str | None, sql: str | None) -> str | Sql:
 
 
 def filter_options(command: Any) -> Any:
-    """Adds --filter and --sql."""
+    """Add the options --filter and --sql."""
     tags = click.option("--filter", "tags", metavar="TAGS", help="Only these tags: 'paid || refunded'.")
     sql = click.option(
         "--sql", metavar="EXPRESSION", help="Only messages that this SQL92 expression selects."
@@ -94,7 +94,7 @@ def sub(
 
 
 async def check_may_consume(client: Client, group: str, topics: Iterable[str]) -> None:
-    """Raises NoPermission or NoRoute where this account may not consume: a consumer would retry for ever."""
+    """Raises NoPermission or NoRoute if this account may not consume: a consumer would retry for ever."""
     from rmq.errors import NoPermission, NoRoute, RmqError
 
     for topic in topics:
@@ -117,7 +117,8 @@ async def _take(
     consumer: Consumer, chosen: SubOptions, handle: Callable[[StoredMessage], Awaitable[None]] | None = None
 ) -> None:
     """Print until --max or --idle is reached, after a call of `handle` for each message. Raises the obstacle
-    between the consumer and its queues, when --idle is reached, or on an interruption without any queue."""
+    between the consumer and its queues, when --idle is reached, or on an interruption before it has a
+    queue."""
     import trio
 
     left = chosen.most
@@ -132,7 +133,7 @@ async def _take(
                 consumer.check_ready()
             raise
         if delivery is None:
-            consumer.check_ready()  # nothing came: perhaps because nothing could come
+            consumer.check_ready()  # no message came: perhaps because none could come
             return
         async with delivery as message:
             if handle is not None:
@@ -172,11 +173,11 @@ def reply(
 ) -> None:
     """Consume the requests that come to TOPIC, reply to each, and print them.
 
-    The reply is BODY, or what a command prints (run by the shell, with the request's body as its input and
-    RMQ_MESSAGE_ID, RMQ_MESSAGE_TAGS and RMQ_MESSAGE_KEYS in its environment; one line break at the end of
-    what it prints is left out), or with --echo the request. A command that fails or prints nothing ends
-    `rmq reply` with 1, and the request is delivered again. Messages that are no requests are printed and
-    count as consumed. `rmq request` asks.
+    The reply is BODY, or the output of a command (run by the shell, with the request's body as its input and
+    RMQ_MESSAGE_ID, RMQ_MESSAGE_TAGS and RMQ_MESSAGE_KEYS in its environment; one line break at the end of the
+    output is left out), or with --echo the request. A command that fails or prints nothing ends `rmq reply`
+    with 1, and the request is redelivered. Messages that are no requests are printed and acknowledged. `rmq
+    request` sends requests.
     """
     if sum((body is not None, program is not None, is_echo)) != 1 or body == "":
         raise click.UsageError("give one of BODY, --exec and --echo")

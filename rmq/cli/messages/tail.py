@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from rmq.message import MessageQueue, StoredMessage
 
 GROUP = "TOOLS_CONSUMER"
-"""A group that every broker has from its start, for tools; no offset of it is ever stored."""
+"""A group for tools that every broker has from its start; no offset of it is ever stored."""
 WAIT_SECONDS = 15.0
 LOOK_AGAIN_SECONDS = 10.0
 RETRY_SECONDS = 3.0
@@ -41,13 +41,13 @@ class TailOptions:
     selected: str | Sql
     grep: re.Pattern[bytes] | None
     end: Position | None
-    """Where to end; None: never."""
+    """The end of the range; None: no end."""
     style: Style
 
 
 @define
 class Tail:
-    """The state of one run: which queues are followed, how many messages may still be printed."""
+    """State of one run: the followed queues, and the number of messages that may still be printed."""
 
     options: TailOptions
     consumer: PullConsumer
@@ -55,7 +55,7 @@ class Tail:
     left: int | None
     queues: set[MessageQueue] = field(factory=set)
     spans: list[Span] = field(factory=list)
-    """What is read of each queue, where there is an end."""
+    """The parts of the queues to read, if the range has an end."""
 
 
 @define(eq=False)
@@ -104,11 +104,11 @@ def tail(
     end: Position | None,
     output: Style,
 ) -> None:
-    """Show the messages of TOPIC as they come, from its end on.
+    """Show the messages of TOPIC as they arrive, from its end on.
 
-    Joins no group and stores no offset, so consumers are not affected. --from takes earliest, latest, -10m or
-    a date and time. Messages of one queue come in order; with --no-follow or --to messages of all queues do,
-    by the time at which they were stored. Dead letters: rmq tail %DLQ%billing.
+    The command joins no group and stores no offset, so consumers are not affected. --from takes earliest,
+    latest, -10m or a date and time. Messages of one queue come in order; with --no-follow or --to messages of
+    all queues come in the order in which they were stored. Dead letters: rmq tail %DLQ%billing.
     """
     end = end or ("last" if no_follow else None)
     options = TailOptions(topic, start, expression(tags, sql), grep, end, output)
@@ -116,7 +116,7 @@ def tail(
 
 
 async def show_messages(target: Target, options: TailOptions, most: int | None) -> None:
-    """Prints what `options` say, at most `most` messages. Raises as a pull consumer."""
+    """Print the messages that `options` select, at most `most`. Raises as a pull consumer."""
     import trio
 
     async with target.connect() as client, client.pull_consumer(GROUP) as consumer:
@@ -126,7 +126,7 @@ async def show_messages(target: Target, options: TailOptions, most: int | None) 
                 await _begin(state, options.start)
                 while options.end is None:
                     await trio.sleep(LOOK_AGAIN_SECONDS)
-                    await _begin(state, "first")  # queues that the topic got meanwhile
+                    await _begin(state, "first")  # queues that the topic got since
             await _print_by_time(state)
 
 
@@ -190,7 +190,7 @@ def _stored(span: Span) -> int:
 
 
 async def _follow(state: Tail, queue: MessageQueue, at: int) -> None:
-    """Print the messages of a queue as they come; a broker that is away is asked repeatedly."""
+    """Print the messages of a queue as they arrive; pulls to a broker that is away are repeated."""
     import trio
 
     from rmq.errors import ConnectFailed, ConnectionLost, RequestTimeout, SystemBusy
@@ -208,17 +208,17 @@ async def _follow(state: Tail, queue: MessageQueue, at: int) -> None:
         waiting = deque(found.messages)
         del found
         while waiting:
-            _offer(state, waiting.popleft())  # with its body, which may be much larger than the answer was
+            _offer(state, waiting.popleft())  # with its body, which may be much larger decompressed
 
 
 def _offer(state: Tail, message: StoredMessage) -> None:
-    """Prints a message that --grep lets through; the last of --max ends the run."""
+    """Print a message that --grep selects; the last of --max ends the run."""
     if state.left == 0 or (state.options.grep and not state.options.grep.search(message.body)):
         return
     try:
         print_message(message, state.options.style)
     except BrokenPipeError:
-        state.left = 0  # the tasks of the other queues are to print nothing more
+        state.left = 0  # the tasks of the other queues must print no more
         raise
     if state.left is not None:
         state.left -= 1

@@ -1,6 +1,5 @@
-"""`rmq spark NAME`: the pipelines of rmq.spark. A command's module is imported when it is called, and PySpark
-by its work only: `rmq spark --help` needs neither.
-"""
+"""`rmq spark NAME`: the pipelines of rmq.spark. A command's module is imported when the command is called,
+and PySpark when its work starts: `rmq spark --help` needs neither."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ WINDOW = click.option(
 
 @frozen
 class AuditSummary:
-    """What `rmq spark audit` prints: the first findings, and the sums."""
+    """Output of `rmq spark audit`: the first findings, and the sums."""
 
     store: str
     records: int
@@ -76,10 +76,10 @@ def audit_command(
     master: str,
     memory: str,
 ) -> None:
-    """Compare log and queues of the store in DIR, ours or RocketMQ's, message by message.
+    """Compare log and queues of the store in DIR, rmq's or RocketMQ's, message by message.
 
-    Changes nothing. Exit status 1 when something is wrong. `rmq store check` looks at index, checkpoint and
-    configuration too, and needs no Spark.
+    The command changes nothing. Exit status 1 when it finds damage. `rmq store check` looks at index,
+    checkpoint and configuration too, and needs no Spark.
     """
 
     def work(spark: SparkSession, watch: Watch) -> AuditSummary:
@@ -191,10 +191,10 @@ def lag_command(
     master: str,
     memory: str,
 ) -> None:
-    """Add samples of the lag of groups to FOLDER, and show all that are there over time.
+    """Add samples of the lag of groups to FOLDER, and show all samples over time.
 
     Run it repeatedly, for instance by cron, or with --times. Ctrl-C keeps the samples that were taken;
-    --times 0 only writes the report again: FOLDER/report.html. Spark is started for the report only.
+    --times 0 only writes the report again: FOLDER/report.html. Only the report starts Spark.
     """
 
     def work(spark: SparkSession, watch: Watch) -> LagSummary:
@@ -238,8 +238,8 @@ def dlq_command(
     master: str,
     memory: str,
 ) -> None:
-    """Count dead letters, of all groups or of these: by group, topic, tag, reason, number of times and the
-    hour (UTC) in which they died."""
+    """Count dead letters, of all groups or of the given ones: by group, topic, tag, reason, number of
+    deliveries and the hour (UTC) of their death."""
 
     def work(spark: SparkSession, watch: Watch) -> LetterCounts:
         from pyspark.sql import functions as F

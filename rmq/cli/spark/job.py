@@ -35,7 +35,7 @@ _OURS: Final = re.compile(r"rmq\.[a-z_.]*errors?\.[A-Za-z]+: (.*)|rmq\.[a-z_.]+\
 
 
 def spark_options(command: Callable[..., T]) -> Callable[..., T]:
-    """Adds the options that say how Spark runs; the command gets `master` and `memory`."""
+    """Add Spark's options; the command gets `master` and `memory`."""
     for option in (
         click.option(
             "--memory", default="1g", show_default=True, metavar="SIZE", help="Memory of Spark's Java."
@@ -53,7 +53,7 @@ def spark_options(command: Callable[..., T]) -> Callable[..., T]:
 
 
 def brokers_option(command: Callable[..., T]) -> Callable[..., T]:
-    """Adds --require-brokers, which `source_options` passes on."""
+    """Add --require-brokers, which `source_options` passes on."""
     return click.option(
         "--require-brokers",
         metavar="NAME[,NAME...]",
@@ -95,13 +95,13 @@ def run_pipeline(work: Callable[[SparkSession, Watch], T], *, master: str, memor
 
 @contextmanager
 def one_line_errors() -> Iterator[None]:
-    """Errors of the block, Ctrl-C and that Spark is not installed end the process in one line."""
+    """End the process with one line for errors of the block, for Ctrl-C, and if Spark is not installed."""
     if importlib.util.find_spec("pyspark") is None or importlib.util.find_spec("pyarrow") is None:
         echo("rmq: Spark is not installed: pip install 'rmq[spark]'", err=True)
         sys.exit(EXIT_FAILED)
     from pyspark.errors import PySparkException
 
-    # It prints, as JSON on the error output, what we say in a line.
+    # It prints the error, which we print in a line, as JSON on the error output.
     logging.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL)
     try:
         yield
@@ -117,7 +117,8 @@ def one_line_errors() -> Iterator[None]:
 
 @frozen
 class JobProgress:
-    """How far the work is, on the terminal: `step` names what is begun, `watch` is told how far a job is."""
+    """Display of a job's progress on the terminal: `step` names the present step, `watch` gets the job's
+    progress."""
 
     step: Callable[[str], object]
     watch: Watch
@@ -150,7 +151,7 @@ def spark_session(
 @contextmanager
 def _errors_to_a_file() -> Iterator[pathlib.Path]:
     """Processes that start in the block write their errors to a file, which the caller removes: Java prints
-    five lines at its start, and two pages for each error, of which we print one line."""
+    five lines at its start, and two pages for each error, of which the command prints one line."""
     handle, name = tempfile.mkstemp(prefix="rmq-spark-", suffix=".log")
     sys.stderr.flush()
     before = os.dup(STDERR)
@@ -164,14 +165,15 @@ def _errors_to_a_file() -> Iterator[pathlib.Path]:
 
 
 def reason_of(error: BaseException) -> str:
-    """The text of our own exception in an error that came through Spark, which has two tracebacks in it."""
+    """The text of rmq's own exception in an error that came through Spark, which contains two tracebacks."""
     said = [next(filter(None, found)) for found in _OURS.findall(str(error))]
     return said[-1].strip() if said else str(error).splitlines()[0].rstrip("; ")
 
 
 @contextmanager
 def show_progress() -> Iterator[JobProgress]:
-    """Steps and progress, on the error output when that is a terminal; gone when the block ends."""
+    """Show steps and progress on the error output, when that is a terminal; the display disappears when the
+    block ends."""
     if not sys.stderr.isatty():
         from rmq.spark.pipelines.progress import unwatched
 
@@ -179,7 +181,7 @@ def show_progress() -> Iterator[JobProgress]:
         return
     from rich.console import Console
 
-    # A handle of its own: while Java starts, the error output leads elsewhere.
+    # A handle of its own: while Java starts, the error output is redirected.
     with os.fdopen(os.dup(STDERR), "w") as terminal:
         console = Console(file=terminal, force_terminal=True)
         with progress(console, redirect_stderr=False) as bars:

@@ -71,8 +71,8 @@ def archive_command(
 ) -> None:
     """Append topics to Parquet files in FOLDER, by date (UTC) and topic.
 
-    Ends when all present messages are archived; another run adds later messages. Killed at any moment it
-    neither loses nor doubles a message. With --every it goes on until Ctrl-C.
+    Ends when all present messages are archived; another run adds later messages. A kill at any moment neither
+    loses nor doubles a message. With --every the command continues until Ctrl-C.
     """
     options = source_options(target) | {"topicPattern" if pattern else "topic": topics}
     options["maxOffsetsPerTrigger"] = str(batch_rows)
@@ -100,7 +100,7 @@ def archive_command(
 @output_option
 @spark_options
 def compact_command(folder: pathlib.Path, target_mib: int, output: Format, master: str, memory: str) -> None:
-    """Merge the small files of the archive in FOLDER. Not while it is written to."""
+    """Merge the small files of the archive in FOLDER. Do not run it while a job writes to the archive."""
 
     def work(spark: SparkSession, watch: Watch) -> Compacted:
         from rmq.spark import compact
@@ -114,7 +114,7 @@ def compact_command(folder: pathlib.Path, target_mib: int, output: Format, maste
 
 
 def run_options(command: Callable[..., T]) -> Callable[..., T]:
-    """Adds the options of a replay run: `run_id`, `state`, `rate`."""
+    """Add the options of a replay run: `run_id`, `state`, `rate`."""
     for option in (
         click.option("--rate", type=click.IntRange(0), default=0, help="At most so many a second."),
         click.option(
@@ -130,7 +130,7 @@ def run_options(command: Callable[..., T]) -> Callable[..., T]:
 
 
 def as_run(run_id: str, state: pathlib.Path | None, rate: int) -> Run:
-    """The run that these options name. Raises ConfigError."""
+    """The run of these options. Raises ConfigError."""
     from rmq.spark import Run
 
     return Run(run_id, state, rate)
@@ -177,8 +177,8 @@ def replay_command(
 ) -> None:
     """Send messages of an archive, or of a topic, to a topic again.
 
-    Each names its origin in its property rmqSparkKey. With --run an interrupted run can be repeated: stored
-    messages are not sent twice.
+    Each sent message names its origin in its property rmqSparkKey. With --run an interrupted run can be
+    repeated: stored messages are not sent twice.
     """
     if not (choice["folder"] or choice["topic"]):
         raise click.UsageError("choose the source: --archive or --topic")
@@ -240,7 +240,7 @@ def _of_topic(
 
 
 def letter_options(command: Callable[..., T]) -> Callable[..., T]:
-    """Adds the selection of dead letters: the arguments `groups`, and `where`."""
+    """Add the selection of dead letters: the arguments `groups`, and `where`."""
     where = click.option(
         "--where",
         metavar="SQL",

@@ -72,7 +72,7 @@ def _tree(file: pathlib.Path) -> object:
 
 @contextmanager
 def _sigterm_as_interrupt() -> Iterator[None]:
-    """Have SIGTERM, by which Kubernetes and systemd stop a service, end the block as Ctrl-C does."""
+    """Let SIGTERM, by which Kubernetes and systemd stop a service, end the block as Ctrl-C does."""
     before: Any = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         yield

@@ -7,9 +7,9 @@
 
 The modules `cluster`, `topics`, `groups`, `messages`, `reports` and `acl` hold the methods, and the classes
 of their results where RocketMQ has no form of its own (times are ms since 1970). A `broker` is given by its
-name or address, a `cluster` by its name; without both, all masters are meant. A change of several servers is
-made in order: when it fails at a server, the error has a note with the servers changed before. Works with our
-servers and with Java's.
+name or address, a `cluster` by its name; without both, a method addresses all masters. A change of several
+servers is made in order: when it fails at a server, the error has a note with the servers changed before.
+Works with rmq's servers and with Java's.
 """
 
 from rmq.client.admin.acl import Acl, AclAccount, AclConfig, AclVersion
@@ -33,4 +33,5 @@ __all__ = [
 
 
 class Admin(Reports, Acl):
-    """See the module. Errors are those of `rmq.client.admin.cluster`."""
+    """Administration of a cluster; the module has an example. Errors are those of
+    `rmq.client.admin.cluster`."""

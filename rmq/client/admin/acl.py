@@ -1,4 +1,4 @@
-"""Acl: accounts and white addresses of brokers that guard themselves as RocketMQ 4.9 does."""
+"""Acl: accounts and white addresses of brokers with RocketMQ 4.9's access control."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NAMESRV_PATIENCE_SECONDS: Final = 1.0
 
 @frozen
 class AclVersion:
-    """The version of a broker's access control file: a counter and when it changed last."""
+    """The version of a broker's access control file: a counter and the time of its last change."""
 
     cluster: str
     broker_name: str
@@ -40,8 +40,8 @@ class AclVersion:
 class AclAccount:
     """An account of access control. Permissions are ``topic=PUB|SUB`` and the like. `secret_key` is write
     only: a secret sent by a server is dropped. `proof` is required, shown, optional, or empty, which leaves
-    it to the server. `quota` limits what it sends and receives in a second, as
-    ``produceMessages=1000,consumeBytes=10m``. RocketMQ's servers have neither."""
+    the choice to the server. `quota` limits the messages and bytes that the account sends and receives in a
+    second, as ``produceMessages=1000,consumeBytes=10m``. RocketMQ's servers have neither."""
 
     access_key: str
     secret_key: str = field(default="", repr=False)
@@ -71,12 +71,12 @@ class Acl(Cluster):
     """
 
     async def acl_servers(self, *, cluster: str = "", broker: str = "") -> list[str]:
-        """The addresses of all servers that accounts are changed at."""
+        """The addresses of all servers at which accounts are changed."""
         found = await self.broker_addresses(cluster=cluster, broker=broker, slaves=True)
         return found if broker else [*found, *[name for name in self.name_servers if await self._keeps(name)]]
 
     async def _keeps(self, name_server: str) -> bool:
-        """Whether a name server keeps accounts. Raises NoPermission when it does not answer this account."""
+        """True if a name server keeps accounts. Raises NoPermission when it does not answer this account."""
         try:
             await self._ask(
                 name_server, RequestCode.GET_BROKER_CLUSTER_ACL_INFO, timeout=NAMESRV_PATIENCE_SECONDS
@@ -112,7 +112,7 @@ class Acl(Cluster):
         names: `white_remote_address`, `topic_perms`, `group_perms`, `proof`, `quota` (Java's brokers cannot
         clear any). Return the addresses."""
         header = encode(account_header(account, clear))
-        header = {**header, **own_fields(account, clear)}  # RocketMQ does not look at these
+        header = {**header, **own_fields(account, clear)}  # RocketMQ ignores these
         return await self._change_acl(RequestCode.UPDATE_AND_CREATE_ACL_CONFIG, header, cluster, broker)
 
     async def acl_delete_account(self, access_key: str, *, cluster: str = "", broker: str = "") -> list[str]:
@@ -135,7 +135,7 @@ class Acl(Cluster):
         return removed
 
     async def _has(self, address: str, access_key: str) -> bool:
-        """Whether a server has an account; servers of one machine may share a file."""
+        """True if a server has an account; servers of one machine may share a file."""
         return any(one.access_key == access_key for one in (await self.acl_config(address)).accounts)
 
     async def acl_set_white_addresses(
@@ -174,13 +174,14 @@ def account_header(account: AclAccount, clear: Collection[str] = ()) -> CreateAc
 
 
 def own_fields(account: AclAccount, clear: Collection[str] = ()) -> dict[str, str]:
-    """The fields of the same request that RocketMQ does not know."""
+    """The fields of the same request that only rmq knows."""
     given = {"proof": account.proof, "quota": account.quota}
     return {name: text for name, text in given.items() if text or name in clear}
 
 
 def _versions(header: GetBrokerAclConfigResponseHeader) -> list[AclVersion]:
-    """Java's brokers since 4.9.3 name each file; older brokers only give the version of their single file."""
+    """The versions in a response: Java's brokers since 4.9.3 name each file; older brokers only give the
+    version of their single file."""
     files: Any = json.loads(header.all_acl_file_version) if header.all_acl_file_version else {}
     if not isinstance(files, dict) or not files:
         files = {"": json.loads(header.version)}

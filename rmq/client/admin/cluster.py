@@ -49,7 +49,7 @@ T = TypeVar("T")
 
 
 def is_address(broker: str) -> bool:
-    """Whether a broker is given by its address, not by its name."""
+    """True if a broker is given by its address, not by its name."""
     return ":" in broker
 
 
@@ -68,11 +68,11 @@ class Cluster:
     async def _ask(
         self, address: str, code: RequestCode, header: Any = None, body: bytes = b"", timeout: float = 0
     ) -> Command:
-        """Send a request to a broker; any answer but SUCCESS is raised as its ResponseError."""
+        """Send a request to a broker; any response but SUCCESS is raised as its ResponseError."""
         return await self._session.brokers.call(address, code, header, body, timeout)
 
     async def _send(self, address: str, request: Command) -> Command:
-        """As `_ask`, for a request that is more than a header and a body."""
+        """Send a prepared request as `_ask` does, for a request with more than a header and a body."""
         brokers = self._session.brokers
         response = await brokers.pool.call(address, request, brokers.timeout)
         if response.code != ResponseCode.SUCCESS:
@@ -80,7 +80,7 @@ class Cluster:
         return response
 
     async def call(self, address: str, request: Command) -> Command:
-        """Send a request as it is to a server; returns the answer, whatever its code. Raises the errors of
+        """Send a request unchanged to a server; returns the response, whatever its code. Raises the errors of
         the network."""
         brokers = self._session.brokers
         return await brokers.pool.call(address, request, brokers.timeout)
@@ -99,30 +99,31 @@ class Cluster:
     async def _ask_name_servers(
         self, code: RequestCode, header: Any = None, body: bytes = b""
     ) -> dict[str, Command]:
-        """Send a request to every name server: they do not know of each other. Returns address -> answer."""
+        """Send a request to every name server: name servers do not share data. Returns address ->
+        response."""
 
         async def ask(address: str) -> Command:
             return await self._ask(address, code, header, body)
 
         return await each(self.name_servers, ask)
 
-    # --- where ---
+    # --- brokers and routes ---
 
     async def cluster_info(self) -> ClusterInfo:
-        """All brokers with their addresses, and which cluster they belong to."""
+        """All brokers with their addresses, and their clusters."""
         answer = await self._ask_names(RequestCode.GET_BROKER_CLUSTER_INFO)
         return ClusterInfo.from_json(answer.body)
 
     async def cluster_report(self) -> ClusterReport:
-        """As `cluster_info`, with the brokers that are missing, and those that are refused. RocketMQ's name
-        server knows of neither."""
+        """All brokers as in `cluster_info`, with the missing and the refused brokers. RocketMQ's name server
+        reports neither."""
         answer = await self._ask_names(RequestCode.GET_BROKER_CLUSTER_INFO, {WITH_MISSING: "true"})
         return ClusterReport.from_json(answer.body)
 
     async def forget_missing(self, broker_name: str) -> dict[str, int]:
-        """Have every name server forget the missing brokers of a name, which are gone for good. Returns name
-        server -> brokers that it forgot. A name server that misses none is not told: RocketMQ's would take
-        the write permission of a broker that is there."""
+        """Let every name server forget the missing brokers of a name, which will not come back. Returns name
+        server -> number of forgotten brokers. A name server without missing brokers of the name gets no
+        request: RocketMQ's would take the write permission of a running broker."""
         fields = {**encode(WipeWritePermOfBrokerRequestHeader(broker_name)), FORGET_MISSING: "true"}
 
         async def forget(address: str) -> int:
@@ -136,7 +137,7 @@ class Cluster:
         return await each(self.name_servers, forget)
 
     async def topic_route(self, topic: str) -> TopicRouteData:
-        """Where the queues of a topic are. Raises NoRoute."""
+        """The queues of a topic and their brokers. Raises NoRoute."""
         return await self._session.name_servers.route(topic, self._session.brokers.timeout)
 
     async def broker_addresses(
@@ -157,12 +158,12 @@ class Cluster:
         return [address for data in brokers for address in _addresses(data, slaves)]
 
     async def _brokers_of(self, topic: str) -> dict[str, str]:
-        """Broker name -> the address to ask: the master's, or a slave's when there is no master."""
+        """Broker name -> the address for a request: the master's, or a slave's when there is no master."""
         route = await self.topic_route(topic)
         return {data.broker_name: readable(data) for data in route.broker_datas if data.broker_addrs}
 
     async def _brokers_of_group(self, group: str) -> dict[str, str]:
-        """The brokers that know a group, by its retry topic; all brokers when it has none."""
+        """The brokers that know a group, by its retry topic; all brokers when the group has none."""
         try:
             return await self._brokers_of(retry_topic(group))
         except NoRoute:
@@ -209,8 +210,7 @@ class Cluster:
 
     async def broker_stats(self, broker: str, name: str, key: str) -> BrokerStatsData:
         """A counter of a broker over the last minute, hour and day: `name` such as ``TOPIC_PUT_NUMS``, `key`
-        a topic, or ``topic@group``. Raises ResponseError when it has not counted that yet.
-        """
+        a topic, or ``topic@group``. Raises ResponseError when the broker has no such counter yet."""
         address = await self._broker_address(broker)
         header = ViewBrokerStatsDataRequestHeader(name, key)
         answer = await self._ask(address, RequestCode.VIEW_BROKER_STATS_DATA, header)
@@ -225,15 +225,15 @@ class Cluster:
     # --- cleaning ---
 
     async def clean_expired_queues(self, *, cluster: str = "", broker: str = "") -> list[str]:
-        """Have brokers (slaves too) remove files of queues whose messages are gone. Returns the addresses."""
+        """Remove the files of queues without messages, at brokers and slaves. Returns the addresses."""
         return await self._clean(RequestCode.CLEAN_EXPIRED_CONSUMEQUEUE, cluster, broker)
 
     async def delete_expired_logs(self, *, cluster: str = "", broker: str = "") -> list[str]:
-        """Have brokers remove log files that are past their time now, at any hour. Returns the addresses."""
+        """Remove log files that are past their time now, at any hour. Returns the addresses."""
         return await self._clean(RequestCode.DELETE_EXPIRED_COMMITLOG, cluster, broker)
 
     async def clean_unused_topics(self, *, cluster: str = "", broker: str = "") -> list[str]:
-        """Have brokers remove the queues of topics that do not exist any more. Returns the addresses."""
+        """Remove the queues of topics that do not exist any more. Returns the addresses."""
         return await self._clean(RequestCode.CLEAN_UNUSED_TOPIC, cluster, broker)
 
     async def _clean(self, code: RequestCode, cluster: str, broker: str) -> list[str]:
@@ -286,7 +286,7 @@ class Cluster:
     # --- key-value configs ---
 
     async def kv_config(self, namespace: str, key: str) -> str | None:
-        """A value that name servers keep; None when there is none."""
+        """A value that name servers keep; None without one."""
         header = GetKVConfigRequestHeader(namespace, key)
         try:
             answer = await self._ask_names(RequestCode.GET_KV_CONFIG, header)
@@ -309,7 +309,7 @@ class Cluster:
         await self._ask_name_servers(RequestCode.PUT_KV_CONFIG, header)
 
     async def delete_kv_config(self, namespace: str, key: str) -> None:
-        """Forget a value, at every name server."""
+        """Remove a value, at every name server."""
         await self._ask_name_servers(
             RequestCode.DELETE_KV_CONFIG, DeleteKVConfigRequestHeader(namespace, key)
         )
@@ -334,7 +334,7 @@ def readable(data: BrokerData) -> str:
 
 
 def offline(group: str) -> RmqError:
-    """What is raised for a group that has no member."""
+    """The error for a group without members."""
     return for_code(ResponseCode.CONSUMER_NOT_ONLINE, f"group {group} has no member that is connected")
 
 

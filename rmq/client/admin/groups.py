@@ -61,9 +61,8 @@ from rmq.protocol.pop import OLDEST_MS, TAKEN, WAITING, PollingInfoRequestHeader
 
 @frozen
 class DeliveryFigures:
-    """Messages of a group that are taken one by one: leased, waiting for a retry, the age of the oldest lease
-    in ms, and the long polls.
-    """
+    """Figures of a group with per-message delivery: leased messages, messages that wait for a retry, the age
+    of the oldest lease in ms, and the long polls."""
 
     taken: int
     waiting: int
@@ -88,7 +87,7 @@ SYSTEM_GROUPS = frozenset(
 """Groups that every broker has for RocketMQ's own tools."""
 
 RUNNING_INFO_SECONDS = 15.0
-"""The broker asks the member and waits up to 10 s itself."""
+"""Time-out of a request that the broker forwards to a member: the broker itself waits up to 10 s."""
 
 
 TO_THE_END = -1
@@ -110,14 +109,14 @@ class QueueProgress:
 
     @property
     def lag(self) -> int:
-        """Messages that are left. Never negative: a broker reads both offsets one after the other, and a
-        group may have been set beyond the end."""
+        """Unconsumed messages. Never negative: a broker reads both offsets one after the other, and a group's
+        offset may lie beyond the end."""
         return max(0, self.broker_offset - self.consumer_offset)
 
 
 @frozen
 class GroupProgress:
-    """How far a group is in all its queues, retry topic included; `consume_tps` messages a second."""
+    """Progress of a group in all its queues, retry topic included; `consume_tps` messages a second."""
 
     group: str
     queues: list[QueueProgress]
@@ -125,7 +124,7 @@ class GroupProgress:
 
     @property
     def lag(self) -> int:
-        """Messages that are left in all queues."""
+        """Unconsumed messages in all queues."""
         return sum(row.lag for row in self.queues)
 
 
@@ -140,7 +139,7 @@ class OffsetReset:
 
 
 class Groups(Cluster):
-    """What `client.admin` does with consumer and producer groups."""
+    """Methods of `client.admin` for consumer and producer groups."""
 
     async def groups(self, *, cluster: str = "", broker: str = "", system: bool = False) -> list[str]:
         """The names of the consumer groups that brokers have settings for, sorted."""
@@ -157,7 +156,8 @@ class Groups(Cluster):
         return {name: group for name, group in sorted(table.items()) if system or not is_system_group(name)}
 
     async def group_config(self, group: str, *, cluster: str = "") -> dict[str, SubscriptionGroupConfig]:
-        """How a group is set up: master's address -> config; masters that do not know it are left out."""
+        """The settings of a group: master's address -> config; masters that do not know the group are left
+        out."""
         found = {}
         for address in await self.broker_addresses(cluster=cluster):
             configs = await self.group_configs(address)
@@ -176,9 +176,8 @@ class Groups(Cluster):
         consume_enable: bool = True,
         broadcast_enable: bool = True,
     ) -> list[str]:
-        """Make a consumer group, or change it, on a broker, on all masters of a cluster, or on all masters.
-        Returns their addresses. Raises InvalidName, ConfigError.
-        """
+        """Create a consumer group, or change it, on a broker, on all masters of a cluster, or on all masters.
+        Returns their addresses. Raises InvalidName, ConfigError."""
         config = SubscriptionGroupConfig(
             group,
             consume_enable=consume_enable,
@@ -191,7 +190,7 @@ class Groups(Cluster):
     async def put_group(
         self, config: SubscriptionGroupConfig, *, cluster: str = "", broker: str = ""
     ) -> list[str]:
-        """As `create_group`, with all settings that a group has."""
+        """Create or change a group as `create_group` does, with all settings of a group."""
         validate_group(config.group_name)
         body = config.to_json()
 
@@ -238,8 +237,8 @@ class Groups(Cluster):
     # --- connections ---
 
     async def consumer_connection(self, group: str, *, broker: str = "") -> ConsumerConnection:
-        """The connected members of a consumer group, and their subscriptions; according to all brokers
-        together, or to a single `broker`. Raises ConsumerNotOnline without connected members."""
+        """The connected members of a consumer group, and their subscriptions, by all brokers together, or by
+        a single `broker`. Raises ConsumerNotOnline without connected members."""
         header = GetConsumerConnectionListRequestHeader(group)
         whole: ConsumerConnection | None = None
         failure: RmqError = offline(group)
@@ -257,8 +256,7 @@ class Groups(Cluster):
 
     async def producer_connection(self, group: str, topic: str) -> ProducerConnection:
         """The members of a producer group that are connected to the brokers of `topic`. Raises NoRoute, and
-        the ResponseError of a broker when no broker knows any.
-        """
+        the ResponseError of a broker when no broker knows a member."""
         header = GetProducerConnectionListRequestHeader(group)
         whole = ProducerConnection()
         failure: RmqError | None = None
@@ -287,7 +285,7 @@ class Groups(Cluster):
         self, group: str, client_id: str, *, broker: str = "", stack: bool = False
     ) -> ConsumerRunningInfo:
         """State of a member: settings, queues, rates; with `stack`, also the stacks of its threads or tasks.
-        A broker forwards the request. Raises the last broker's error when no broker could."""
+        A broker forwards the request. Raises the last broker's error when no broker could forward it."""
         header = GetConsumerRunningInfoRequestHeader(group, client_id, stack)
         failure: RmqError = offline(group)
         for address in await self._brokers_to_ask(group, broker):
@@ -326,10 +324,10 @@ class Groups(Cluster):
             return [await self._broker_address(broker)]
         return list((await self._brokers_of_group(group)).values())
 
-    # --- offsets: how far groups are, and setting them elsewhere ---
+    # --- offsets: progress of groups, and setting offsets ---
 
     async def delivery_figures(self, address: str, group: str, topic: str = "") -> DeliveryFigures:
-        """The messages of a group that are taken one by one from a broker, in all topics or one. Raises
+        """The figures of a group with per-message delivery at a broker, in all topics or one. Raises
         ResponseError for a broker that has no per-message delivery."""
         header = PollingInfoRequestHeader(group, topic, -1)
         request = Command.request(POLLING_INFO, header)
@@ -340,9 +338,8 @@ class Groups(Cluster):
         return DeliveryFigures(taken, waiting, oldest, int(answer.ext.get("pollingNum", 0)))
 
     async def consume_stats(self, group: str, topic: str = "") -> GroupProgress:
-        """How far a group is, in all topics or one. A broker that has nothing of the group adds no rows.
-        Raises ConsumerNotOnline when no broker has any.
-        """
+        """Progress of a group, in all topics or one. A broker without the group adds no rows. Raises
+        ConsumerNotOnline when no broker has any."""
         whole = ConsumeStats()
         for address in (await self._brokers_of_group(group)).values():
             part = await self._consume_stats(address, group, topic)
@@ -358,8 +355,7 @@ class Groups(Cluster):
 
     async def unread_beyond(self, topic: str, queues: int) -> dict[str, list[QueueProgress]]:
         """Group -> its queues of a topic from number `queues` on that hold unread messages: a topic with only
-        so many queues to read would hide them. Empty for a topic that does not exist.
-        """
+        `queues` read queues would hide them. Empty for a topic that does not exist."""
         found = {}
         try:
             groups = await self.groups_of_topic(topic)
@@ -368,7 +364,7 @@ class Groups(Cluster):
         for group in groups:
             try:
                 rows = await self.consumer_progress(group, topic)
-            except (NoRoute, ResponseError) as error:  # the broker has the last word, and may refuse
+            except (NoRoute, ResponseError) as error:  # the broker decides, and may refuse
                 log.info("cannot read the progress of group %s: %s", group, error)
                 continue
             if left := [row for row in rows if row.message_queue.queue_id >= queues and row.lag]:
@@ -379,8 +375,7 @@ class Groups(Cluster):
         self, broker: str, *, ordered: bool = False, timeout: float = 0
     ) -> list[GroupProgress]:
         """The progress of all groups on one broker; `ordered` only in ordered topics. `timeout` in seconds: a
-        broker with many groups may need long.
-        """
+        broker with many groups may need a long time."""
         address = await self._broker_address(broker)
         header = GetConsumeStatsInBrokerHeader(ordered)
         answer = await self._ask(address, RequestCode.GET_BROKER_CONSUME_STATS, header, timeout=timeout)
@@ -394,8 +389,8 @@ class Groups(Cluster):
         ]
 
     async def consume_time_span(self, group: str, topic: str) -> list[QueueTimeSpan]:
-        """For each queue, the store times of its first message, of its last, and of the last that the group
-        consumed, and the delay in ms. Raises NoRoute."""
+        """For each queue, the store times of its first message, of its last message, and of the last consumed
+        message of the group, and the delay in ms. Raises NoRoute."""
         header = QueryConsumeTimeSpanRequestHeader(topic, group)
         spans: list[QueueTimeSpan] = []
         for address in (await self._brokers_of(topic)).values():
@@ -403,16 +398,16 @@ class Groups(Cluster):
             spans += QueryConsumeTimeSpanBody.from_json(answer.body).consume_time_span_set
         return spans
 
-    # --- setting ---
+    # --- setting offsets ---
 
     async def reset_offset(
         self, group: str, topic: str, timestamp: int, *, force: bool = True, cpp: bool = False
     ) -> list[OffsetReset]:
         """Let a group go on from the first messages stored at `timestamp` (ms) or later; -1 is the end.
 
-        Members that are connected are told by the broker and take the offsets at once; without members the
-        stored offsets are set. Without `force`, a queue is only ever set back. `cpp` asks for the form that
-        members written in C++ read. Raises NoRoute.
+        The broker sends the offsets to connected members, which use them at once; without members the stored
+        offsets are set. Without `force`, a queue is only ever set back. `cpp` selects the form for members
+        written in C++. Raises NoRoute.
         """
         done: list[OffsetReset] = []
         for address in (await self._brokers_of(topic)).values():
@@ -430,7 +425,7 @@ class Groups(Cluster):
         return done
 
     async def skip_accumulated(self, group: str, topic: str, *, force: bool = True) -> list[OffsetReset]:
-        """Let a group go on at the end of every queue: unconsumed messages are skipped for good."""
+        """Let a group continue at the end of every queue: unconsumed messages are skipped for good."""
         return await self.reset_offset(group, topic, TO_THE_END, force=force)
 
     async def set_offsets(
@@ -530,7 +525,7 @@ class Groups(Cluster):
 
 
 def is_system_group(name: str) -> bool:
-    """Whether a group belongs to RocketMQ itself."""
+    """True if a group belongs to RocketMQ itself."""
     return name in SYSTEM_GROUPS or name.startswith("CID_RMQ_SYS_")
 
 

@@ -44,7 +44,7 @@ TOOLS_GROUP: Final = "TOOLS_CONSUMER"
 """The group under which RocketMQ's tools read; every broker has it."""
 FOREVER: Final = (1 << 63) - 1
 CONSUME_SECONDS = 15.0
-"""The broker gives the consumer 10 s itself."""
+"""Time-out of a request that the broker forwards: the broker itself gives the consumer 10 s."""
 
 
 @frozen
@@ -58,7 +58,7 @@ class Trace:
 @frozen
 class MessageTrack:
     """State of a message in a group: `state` is CONSUMED, CONSUMED_BUT_FILTERED, NOT_CONSUME_YET, PULL (the
-    group pulls by itself), NOT_ONLINE or UNKNOWN; `detail` says why, for the last two."""
+    group pulls by itself), NOT_ONLINE or UNKNOWN; `detail` is the reason of the last two."""
 
     group: str
     state: str
@@ -67,7 +67,8 @@ class MessageTrack:
 
 @frozen
 class Lookup:
-    """What a search by key found: messages, oldest first. `index_timestamp`: how far indexes reach."""
+    """Result of a search by key: messages, oldest first. `index_timestamp`: the time up to which the index
+    reaches."""
 
     messages: list[StoredMessage]
     index_timestamp: int
@@ -88,7 +89,7 @@ class Messages(Groups):
             if not topic:
                 raise
             return await self._by_unique_key(topic, message_id)
-        # A unique id may have the length of an offset id: then what is at that place decides.
+        # A unique id may have the length of an offset id: then the message at that place decides.
         try:
             return await self.message_in_log(address, physical_offset)
         except (RmqError, OSError) as error:
@@ -162,7 +163,8 @@ class Messages(Groups):
     # --- traces and tracks ---
 
     async def trace(self, message_id: str, *, topic: str = TRACE_TOPIC) -> Trace:
-        """What the trace topic tells of a message, by its unique id. Raises NoRoute, RemoteProtocolError."""
+        """The events of a message in the trace topic, by its unique id. Raises NoRoute,
+        RemoteProtocolError."""
         found = await self.query_message(topic, message_id)
         events = [
             context
@@ -198,12 +200,12 @@ class Messages(Groups):
                 return "CONSUMED" if _selects(members, message) else "CONSUMED_BUT_FILTERED"
         return "NOT_CONSUME_YET"
 
-    # --- acting on one message ---
+    # --- actions on one message ---
 
     async def consume_directly(
         self, group: str, client_id: str, message_id: str, topic: str = ""
     ) -> ConsumeMessageDirectlyResult:
-        """Have a member of a group consume a stored message now, outside its queue's order; offsets stay.
+        """Let a member of a group consume a stored message now, outside its queue's order; offsets stay.
 
         `message_id` as in `view_message`. The broker of the message forwards it, so the member must be
         connected to that broker. Raises SystemFailure otherwise.
@@ -216,7 +218,7 @@ class Messages(Groups):
         return ConsumeMessageDirectlyResult.from_json(answer.body)
 
     async def resume_check(self, message_id: str, topic: str = "") -> None:
-        """Have a half message checked again whose checks have ended without a decision. `message_id` as in
+        """Repeat the check-backs of a half message whose checks ended without a decision. `message_id` as in
         `view_message`. Raises ResponseError when the broker has no such half message."""
         message = await self.view_message(message_id, topic)
         header = ResumeCheckHalfMessageRequestHeader(message.offset_message_id)
@@ -239,6 +241,6 @@ class Messages(Groups):
 
 
 def _selects(members: ConsumerConnection, message: StoredMessage) -> bool:
-    """Whether the group's tags take the message; an SQL expression is not judged."""
+    """True if the group's tags select the message; an SQL expression is not evaluated."""
     data = members.subscription_table.get(message.topic)
     return data is None or not data.tags_set or message.tags in data.tags_set

@@ -37,7 +37,7 @@ EXPORTED_SETTINGS: Final = (
     "autoCreateTopicEnable",
     "autoCreateSubscriptionGroup",
 )
-"""The settings that RocketMQ's exportConfigs gives of each master."""
+"""The settings of each master that RocketMQ's exportConfigs has."""
 
 
 @frozen
@@ -55,7 +55,7 @@ class TopicRates:
 
 
 Tree = dict[str, Any]
-"""Maps, lists, texts and numbers, as JSON and YAML write them."""
+"""Maps, lists, texts and numbers, as JSON and YAML have them."""
 
 
 class Reports(Topics, Messages):
@@ -78,9 +78,8 @@ class Reports(Topics, Messages):
         return rows or [TopicRates(topic, "", 0, in_tps, 0.0, in_day, 0)]
 
     async def all_rates(self) -> list[TopicRates]:
-        """`topic_rates` of every topic but retry topics and dead letters. A topic that goes away meanwhile is
-        left out.
-        """
+        """`topic_rates` of every topic but retry topics and dead letters. A topic that is deleted during the
+        call is left out."""
         rows: list[TopicRates] = []
         for topic in await self.topics():
             if not topic.startswith((RETRY_PREFIX, DLQ_PREFIX)):
@@ -216,12 +215,12 @@ class Reports(Topics, Messages):
 
 
 def day_sum(data: BrokerStatsData) -> int:
-    """The count of 24 hours; of the longest time that there is, while a broker is younger."""
+    """The count of 24 hours; for a younger broker, of its longest period."""
     return data.stats_day.sum or data.stats_hour.sum or data.stats_minute.sum
 
 
 def first_number(text: str) -> float:
-    """The first of several rates, that of the last 10 seconds; 0 when there is none, or no number."""
+    """The first of several rates, that of the last 10 seconds; 0 without a number."""
     words = text.split()
     try:
         return float(words[0]) if words else 0.0
@@ -238,12 +237,12 @@ def version_name(version: int) -> str:
 
 
 def _present(values: Tree) -> Tree:
-    """Without what a broker does not tell."""
+    """The values that a broker has reported."""
     return {name: value for name, value in values.items() if value is not None}
 
 
 def _grown(metrics: dict[str, str], name: str) -> int:
-    """How much a total grew from yesterday's morning to today's."""
+    """Growth of a total from yesterday's morning to today's."""
     today, yesterday = metrics.get(f"{name}TodayMorning", "0"), metrics.get(f"{name}YesterdayMorning", "0")
     return int(today) - int(yesterday)
 

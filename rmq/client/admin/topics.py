@@ -1,4 +1,4 @@
-"""Topics: list, look at, make, change and delete them."""
+"""Topics: list, show, create, change and delete them."""
 
 from __future__ import annotations
 
@@ -39,10 +39,11 @@ from rmq.protocol.headers import (
 )
 
 ORDER_CONF = "ORDER_TOPIC_CONFIG"
-"""The namespace of key-value configs that holds how many queues an ordered topic has on each broker."""
+"""The namespace of key-value configs for ordered topics: the number of their queues on each broker."""
 
 REGISTERED_SECONDS = 2.0
-"""How long a change is waited for at a name server. Brokers tell it at once, but not before they answer."""
+"""Longest wait for a change to reach a name server, in seconds. Brokers report a change at once, but not
+before they answer."""
 
 
 class Topics(Cluster):
@@ -59,7 +60,7 @@ class Topics(Cluster):
         return sorted(TopicList.from_json(answer.body).topic_list)
 
     async def system_topics(self, broker: str = "") -> list[str]:
-        """The topics that brokers make for themselves: as the name server knows them, or a `broker`."""
+        """The topics that brokers create for themselves, by the name server or by a `broker`."""
         if broker:
             address = await self._broker_address(broker)
             answer = await self._ask(address, RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER)
@@ -72,9 +73,8 @@ class Topics(Cluster):
         return sorted({data.cluster for data in (await self.topic_route(topic)).broker_datas})
 
     async def topic_stats(self, topic: str) -> dict[MessageQueue, TopicOffset]:
-        """The ends of every queue: minimum and maximum offset, and when the last message came (ms; 0 when
-        there is none). Raises NoRoute, TopicNotExist.
-        """
+        """The ends of every queue: minimum and maximum offset, and the time of the last message (ms; 0
+        without messages). Raises NoRoute, TopicNotExist."""
         header = GetTopicStatsInfoRequestHeader(topic)
         table: dict[MessageQueue, TopicOffset] = {}
         for address in (await self._brokers_of(topic)).values():
@@ -94,7 +94,7 @@ class Topics(Cluster):
         return dict(sorted(table.items()))
 
     async def topic_config(self, topic: str) -> dict[str, TopicConfig]:
-        """How a topic is set up on each of its masters: broker name -> config. Raises NoRoute."""
+        """The settings of a topic on each of its masters: broker name -> config. Raises NoRoute."""
         found = {}
         for name, address in (await self._brokers_of(topic)).items():
             configs = await self.topic_configs(address)
@@ -112,12 +112,12 @@ class Topics(Cluster):
         perm: int = PERM_READ | PERM_WRITE,
         order: bool = False,
     ) -> list[str]:
-        """Make a topic, or change it, on a `broker` (name or address), on all masters of a `cluster`, or on
-        all masters. Returns their addresses, when a name server knows the topic so (or after
+        """Create a topic, or change it, on a `broker` (name or address), on all masters of a `cluster`, or on
+        all masters. Returns their addresses, once a name server has the change (or after
         `REGISTERED_SECONDS`). Raises InvalidName, ConfigError.
 
-        With `order`, the name servers are told how many queues each broker has, so that a broker that is gone
-        for a while does not move keys to other queues.
+        With `order`, the name servers keep the number of queues of each broker, so that the absence of a
+        broker does not move keys to other queues.
         """
         check_number("queues", queues, 1)
         config = TopicConfig(topic, queues, queues, perm, order=order)
@@ -132,13 +132,13 @@ class Topics(Cluster):
         hide_unread: bool = False,
         drop_attributes: Collection[str] = (),
     ) -> list[str]:
-        """As `create_topic`, with every field: read and write queues, flags, order.
+        """Create or change a topic as `create_topic` does, with every field: read and write queues, flags,
+        order.
 
         A broker of rmq raises ResponseError when the topic would get fewer queues to read and the removed
         queues hold unread messages, unless `hide_unread`; see `unread_beyond`. RocketMQ's broker hides such
-        messages.
-        `attributes` of the config, such as ``message.type``, are set, and `drop_attributes` are removed;
-        others that the topic has stay.
+        messages. `attributes` of the config, such as ``message.type``, are set, and `drop_attributes` are
+        removed; the topic's other attributes stay.
         """
         validate_topic(config.topic_name)
         header = CreateTopicRequestHeader(
@@ -172,8 +172,8 @@ class Topics(Cluster):
         return addresses
 
     async def _is_registered(self, config: TopicConfig, addresses: list[str]) -> bool:
-        """Whether a name server has the present topic from the brokers at these addresses, so that a client
-        that sends at once finds it. Raises Unreachable when no name server answers."""
+        """True if a name server has the present topic from the brokers at these addresses, so that a client
+        that sends at once finds the topic. Raises Unreachable when no name server answers."""
         try:
             route = await self.topic_route(config.topic_name)
         except Unreachable:
@@ -195,7 +195,7 @@ class Topics(Cluster):
         return there >= set(addresses)
 
     async def _note_order(self, config: TopicConfig, addresses: list[str], *, whole: bool) -> None:
-        """Write down the queues of an ordered topic; those of brokers that were not asked stay."""
+        """Store the queues of an ordered topic at the name servers; the entries of other brokers stay."""
         table = (await self.cluster_info()).broker_addr_table
         names = [name for name, data in table.items() if set(data.broker_addrs.values()) & set(addresses)]
         counts = {} if whole else _parse_order(await self.order_conf(config.topic_name) or "")
@@ -239,7 +239,7 @@ class Topics(Cluster):
     # --- order ---
 
     async def order_conf(self, topic: str) -> str | None:
-        """The queues of an ordered topic, as ``broker:count;broker:count``; None when there is none."""
+        """The queues of an ordered topic, as ``broker:count;broker:count``; None without them."""
         try:
             answer = await self._ask_names(
                 RequestCode.GET_KV_CONFIG, GetKVConfigRequestHeader(ORDER_CONF, topic)
@@ -249,19 +249,19 @@ class Topics(Cluster):
         return answer.read(GetKVConfigResponseHeader).value
 
     async def put_order_conf(self, topic: str, conf: str) -> None:
-        """Write down the queues of an ordered topic, at all name servers."""
+        """Store the queues of an ordered topic, at all name servers."""
         header = PutKVConfigRequestHeader(ORDER_CONF, topic, conf)
         await self._ask_name_servers(RequestCode.PUT_KV_CONFIG, header)
 
     async def delete_order_conf(self, topic: str) -> None:
-        """Forget the queues of an ordered topic, at all name servers."""
+        """Remove the queues of an ordered topic, at all name servers."""
         await self._ask_name_servers(
             RequestCode.DELETE_KV_CONFIG, DeleteKVConfigRequestHeader(ORDER_CONF, topic)
         )
 
     async def topic_exists(self, topic: str, *, broker: str = "") -> bool:
-        """Whether a name server knows a route for it; if `broker` is an address, whether this broker has it.
-        Raises Unreachable when no name server answers."""
+        """True if a name server knows a route for the topic; if `broker` is an address, if this broker has
+        the topic. Raises Unreachable when no name server answers."""
         if is_address(broker):
             return topic in await self.topic_configs(broker)
         try:

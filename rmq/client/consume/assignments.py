@@ -1,7 +1,7 @@
 """The present queues of a consumer: divided among the group, pulled, committed, given up.
 
-Broadcasting members have all queues, and keep their offsets in a file. The folder `offsets` says where a
-queue begins, and tells how far it is.
+Broadcasting members have all queues, and keep their offsets in a file. `offsets` gives the first offset of a
+queue, and keeps its progress.
 """
 
 from __future__ import annotations
@@ -40,14 +40,12 @@ from rmq.remoting.loop import Wakeup, task_context
 log = logging.getLogger("rmq.client.assignments")
 
 REPEAT_SECONDS: Final = 60.0
-"""What keeps a topic from being consumed is logged again when it has lasted for so long."""
+"""Seconds between two log lines about the same obstacle of a topic."""
 UNANSWERED_SECONDS: Final = 30.0
-"""Pulls of a queue that nobody has answered for so long are a problem of the consumer: a broker that holds
-them answers sooner."""
+"""Seconds without an answer to the pulls of a queue after which the consumer has a problem: a broker that
+holds the pulls answers sooner."""
 FIRST_RETRY_SECONDS = 0.5
-"""While something of the assignment is missing, look again so soon; doubled each time, up to the
-interval.
-"""
+"""First pause before another look at an incomplete assignment; doubled each time, up to the interval."""
 
 
 class Assignments:
@@ -63,7 +61,7 @@ class Assignments:
         on_messages: Callable[[Sequence[PulledMessage]], None],
         locks: QueueLocks | None = None,
     ) -> None:
-        """`on_messages` gets what each pull brought; with `locks`, only queues that are locked are pulled."""
+        """`on_messages` gets the messages of each pull; with `locks`, only locked queues are pulled."""
         self.pullers: dict[MessageQueue, Puller] = {}
         self._session = session
         self._group = group
@@ -75,13 +73,13 @@ class Assignments:
         self._tasks: anyio.abc.TaskGroup | None = None
         self._context = copy_context()
         self._changed = Wakeup()
-        self._leaving: dict[MessageQueue, ProcessQueue] = {}  # given up, once what is delivered has ended
-        self._count = 0  # of the queues that we have or are about to have
+        self._leaving: dict[MessageQueue, ProcessQueue] = {}  # given up, once its deliveries have ended
+        self._count = 0  # of the present queues and of those to come
         self.errors: dict[str, tuple[RmqError, float]] = {}
-        """Why a topic gives us nothing, or nothing new, and when that was logged."""
+        """The reason why a topic gives no queues, or no new ones, and the time of its last log line."""
         self.missing = {topic for topic in subscriptions if not topic.startswith(RETRY_PREFIX)}
-        """Topics whose queues were never shared out to us yet."""
-        self._lost: list[MessageQueue] = []  # with their locks, and not told yet
+        """Topics whose queues were never divided yet."""
+        self._lost: list[MessageQueue] = []  # with their locks, and not reported yet
         self._is_complete = True
         self._is_stopped = False
         self._progress = Wakeup()
@@ -110,11 +108,11 @@ class Assignments:
 
     @property
     def is_stopped(self) -> bool:
-        """Whether `stop` was called."""
+        """True if `stop` was called."""
         return self._is_stopped
 
     def unanswered(self) -> str:
-        """Which queues have had no answer to their pulls for long, though requests are made; empty: none."""
+        """The queues whose pulls had no answer for long, although requests are made; empty without any."""
         config, now = self._session.config, self._session.now()
         longest = max(UNANSWERED_SECONDS, 2 * config.pull_suspend_ms / 1000)
         since = {
@@ -132,22 +130,22 @@ class Assignments:
         )
 
     def stop(self) -> None:
-        """Pull no more. What is in the windows can still be finished and committed."""
+        """Pull no more. Messages in the windows can still be finished and committed."""
         self._is_stopped = True
         if self._tasks is not None:
             self._tasks.cancel_scope.cancel()
 
     def rebalance_soon(self) -> None:
-        """Something has changed: look now."""
+        """Look at the assignment now, because something has changed."""
         self._changed.set()
         self.reconnected()
 
     def reconnected(self) -> None:
-        """A broker has a new connection: renew the locks that were taken over the old connection."""
+        """Renew the locks that were taken over the old connection to a broker."""
         if self._locks is not None:
             self._locks.check_connections()
 
-    # --- sharing out ------------------------------------------------------------------------------
+    # --- division of queues -----------------------------------------------------------------------
 
     async def _keep_balanced(self) -> None:
         interval = self._session.config.rebalance_interval_ms / 1000
@@ -177,8 +175,9 @@ class Assignments:
         self._is_complete = is_complete
 
     def failed(self, topic: str, error: RmqError) -> None:
-        """A topic gives us nothing, or nothing new: say so, but not at every attempt."""
-        if topic.startswith(RETRY_PREFIX):  # a new group's is not there yet
+        """Note an obstacle of a topic, which gives no queues or no new ones; log it, but not at every
+        attempt."""
+        if topic.startswith(RETRY_PREFIX):  # a new group's retry topic does not exist yet
             log.debug("%s: %s: %s", self._group, topic, error)
             return
         before, now = self.errors.get(topic), self._session.now()
@@ -194,18 +193,18 @@ class Assignments:
         clients: list[str] = []
         if options.queues is None and not options.broadcasting:
             clients = await self._members(queues)
-        # Looked at only now: while others were asked the lock of a queue may have been lost.
+        # Checked only now: during the requests the lock of a queue may have been lost.
         held = [queue for queue in self.pullers if queue.topic == topic]
         if options.queues is not None:
             change = difference(held, (queue for queue in options.queues if queue.topic == topic))
         elif options.broadcasting:
             change = difference(held, queues)
         else:
-            # Nobody coordinates the members: each asks for the list of all and computes the same shares from
-            # it. While their lists differ, a queue may have two consumers for a while, or none.
+            # The members have no coordinator: each asks for the list of all members and computes the same
+            # division. While their lists differ, a queue may have two consumers for a while, or none.
             if session.client_id not in clients:
-                # The broker does not know us (yet, or any more). To give all queues up now would move them
-                # twice; so keep what we have, say who we are, and look again soon.
+                # The broker does not know us (yet, or any more). Giving all queues up now would move them
+                # twice; so keep the present queues, send a heartbeat, and look again soon.
                 self._is_complete = False
                 session.heartbeat_soon()
                 return
@@ -244,8 +243,8 @@ class Assignments:
                 self._leaving[window.queue] = window
                 self._tasks.start_soon(self._give_up, window)
         else:
-            # Committed before new queues begin, and whatever is still being consumed of them: who takes them
-            # over begins there, and gets again what was not finished.
+            # Committed before new queues begin, even if some of their messages are in flight: the next member
+            # begins at the committed offset, and gets the unfinished messages again.
             await self._commits.commit(dropped, last=True)
         self._count = len(self.pullers) + len(change.added)
         listens = self._options.on_assignment is not None
@@ -258,7 +257,7 @@ class Assignments:
             await self.report(taken, [*lost, *change.removed])
 
     async def report(self, taken: Iterable[MessageQueue], given_up: Iterable[MessageQueue]) -> None:
-        """Call `on_assignment`, unless all of the queues are of retry topics."""
+        """Call `on_assignment`, unless all of the queues belong to retry topics."""
         visible = [
             tuple(q for q in queues if not q.topic.startswith(RETRY_PREFIX)) for queues in (taken, given_up)
         ]
@@ -281,14 +280,14 @@ class Assignments:
             log.error("%s: on_assignment failed", self._group, exc_info=failure)
 
     def _drop(self, queue: MessageQueue) -> ProcessQueue:
-        """Pull a queue no more; nothing of what was pulled is delivered any more."""
+        """Stop pulling a queue; none of its pulled messages is delivered any more."""
         puller = self.pullers.pop(queue)
         puller.stop()  # first: a message that ends from now on finds its window dropped
         self._dispatch.forget(puller.window)
         return puller.window
 
     async def _give_up(self, window: ProcessQueue) -> None:
-        """Commit and unlock a queue, once its message has ended: the next member must not begin before."""
+        """Commit and unlock a queue, once its message has ended: the next member must not begin earlier."""
         await self._dispatch.until_idle(window)
         await self._commits.commit([window], last=True)
         if self._locks is not None:
@@ -298,10 +297,10 @@ class Assignments:
     async def _begin(self, queue: MessageQueue) -> None:
         assert queue not in self.pullers, f"{queue} would be consumed twice"
         if queue in self._leaving:
-            self._is_complete = False  # its last message is still being consumed here
+            self._is_complete = False  # its last message is still in flight here
             return
         try:
-            # The lock comes before the offset: who had the queue commits before he unlocks it.
+            # Lock before reading the offset: the former member commits before it unlocks.
             if self._locks is not None and not await self._locks.acquire([queue]):
                 log.info("%s is still locked by another member of %s", queue, self._group)
                 self._is_complete = False
@@ -349,8 +348,8 @@ class Assignments:
         )
         self._progress.set()
         self._set_limits()
-        # In the context of our own tasks: this may be called in a handler, by `seek`, or outside of any task,
-        # by a broker's request.
+        # In the context of our own tasks: the caller may be a handler, by `seek`, or, outside of any task, a
+        # broker's request.
         if pulls and self._tasks is not None:
             self._context.copy().run(self._tasks.start_soon, puller.run)
 
@@ -358,7 +357,7 @@ class Assignments:
         return self._options.auto_commit and not self._options.broadcasting and self._commits.allows(queue)
 
     def _template(self, queue: MessageQueue) -> PullTemplate:
-        """The common part of the pulls of a queue. A consumer that is no member sends its subscription with
+        """The common part of the pulls of a queue. A consumer outside of a group sends its subscription with
         each."""
         data = self._subscriptions[queue.topic]
         report = self._options.queues is not None
@@ -375,7 +374,7 @@ class Assignments:
         return [*self.pullers, *self._leaving]
 
     async def _is_overtaken(self, queue: MessageQueue) -> bool:
-        """Whether the group is further in a queue than this member ever was. Raises as `query_offset`."""
+        """True if the group is further in a queue than this member ever was. Raises as `query_offset`."""
         stored = await self._session.brokers.query_offset(self._group, queue)
         puller = self.pullers.get(queue)
         window = self._leaving.get(queue) if puller is None else puller.window
@@ -386,7 +385,7 @@ class Assignments:
             self._dispatch.offer(queue)
 
     def _on_lock_lost(self, queue: MessageQueue) -> None:
-        """Another member may have consumed the queue in between: begin at the group's present offset."""
+        """Continue at the group's present offset: another member may have consumed the queue in between."""
         if queue in self.pullers and self._locks is not None:
             log.warning(
                 "%s: lost the queue lock to another member, reading again from the committed offset", queue
@@ -398,7 +397,7 @@ class Assignments:
             self.rebalance_soon()
 
     async def release(self) -> None:
-        """On leaving, commit and unlock all queues, except queues whose message is still being consumed."""
+        """Commit and unlock all queues on leaving, except queues with a message in flight."""
         await self._commits.commit(self._leaving.values(), last=True)
         if self._locks is not None:
             windows = {queue: puller.window for queue, puller in self.pullers.items()} | self._leaving
@@ -407,9 +406,8 @@ class Assignments:
             )
 
     def _set_limits(self) -> None:
-        """Each queue may hold what the configuration says, or its share of the total's where that is
-        less.
-        """
+        """Set the limits of each queue: the configured limit, or its share of the total limit where that is
+        less."""
         config, count = self._session.config, max(self._count, 1)
         share = config.total_max_bytes // count
         for puller in self.pullers.values():
@@ -420,7 +418,7 @@ class Assignments:
             )
 
     def reset(self, topic: str, offsets: Mapping[MessageQueue, int]) -> None:
-        """Read held queues from other offsets, and commit those soon."""
+        """Read held queues from other offsets, and commit these soon."""
         for queue, queue_offset in offsets.items():
             if queue.topic == topic and queue in self.pullers:
                 log.warning("%s: offset reset to %d", queue, queue_offset)
@@ -435,14 +433,13 @@ class Assignments:
             await anyio.sleep(self._session.config.commit_interval_ms / 1000)
             await self.commit()
             if not any(self._is_open(puller.window) for puller in self.pullers.values()):
-                await self._progress.wait()  # of a queue with messages, nobody says when they end
+                await self._progress.wait()  # of a queue with messages in flight; no event marks their end
 
     def _is_open(self, window: ProcessQueue) -> bool:
         return len(window) > 0 or (self._options.auto_commit and window.commit_offset != window.committed)
 
     async def commit(self, *, asked: bool = False) -> None:
-        """Tell the brokers, or the file, how far we are in all queues. What fails is logged and told next
-        time. Without `auto_commit` only when `asked`.
-        """
+        """Commit the progress in all queues, to the brokers or the file. A failed commit is logged and
+        repeated next time. Without `auto_commit` only when `asked`."""
         if self._options.auto_commit or asked:
             await self._commits.commit([puller.window for puller in self.pullers.values()])

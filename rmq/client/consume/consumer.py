@@ -37,7 +37,7 @@ Handler = Callable[[StoredMessage], Awaitable[object] | object]
 BatchHandler = Callable[[list[StoredMessage]], Awaitable[object] | object]
 
 BURST = 64
-"""Messages that one task takes before it lets others run, when its handler never waits."""
+"""Messages that one task takes before it lets other tasks run, when its handler never waits."""
 
 
 class Consumer(AsyncResource):
@@ -55,10 +55,10 @@ class Consumer(AsyncResource):
     other members.
 
     With `ordered`, a single message, or batch, of a queue is delivered at a time, in the order of their
-    offsets; `concurrency` is then the number of queues consumed at once. A failed message holds up its queue:
-    it is redelivered locally after `suspend_queue_ms`, up to `max_reconsume_times` (without a limit for
-    ever), and then goes to the dead letters. Leaving the block releases the queue locks; a message that
-    outlives the block keeps its queue locked for the 60 s that the broker waits.
+    offsets; `concurrency` is the number of queues consumed at once. A failed message holds up its queue: it
+    is redelivered locally after `suspend_queue_ms`, up to `max_reconsume_times` (without a limit for ever),
+    and after that it becomes a dead letter. Leaving the block releases the queue locks; a message in flight
+    after the block keeps its queue locked until the broker's time-out of 60 s.
     """
 
     def __init__(
@@ -79,11 +79,11 @@ class Consumer(AsyncResource):
 
     @property
     def queues(self) -> list[MessageQueue]:
-        """The queues that this member has now."""
+        """The present queues of this member."""
         return self._member.queues
 
     def check_ready(self) -> None:
-        """Raises the obstacle between this consumer and its share of the queues, as far as known: NoRoute,
+        """Raises the obstacle between this consumer and its share of the queues, if one is known: NoRoute,
         Unreachable, ConnectFailed, a ResponseError, or NotReady before its first share. See also
         `Client.ready`."""
         self._member.check_ready()
@@ -118,7 +118,7 @@ class Consumer(AsyncResource):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Leave the group; see the class. An error of the block comes out as it is."""
+        """Leave the group; see the class. An error of the block is raised unchanged."""
         try:
             await self._member.leave()
         finally:
@@ -128,12 +128,12 @@ class Consumer(AsyncResource):
         if not self._has_joined:
             raise not_open(f"consumer of {self.group}")
 
-    # --- steering ---
+    # --- control ---
 
     def pause(self, *queues: MessageQueue) -> None:
         """Deliver nothing from these queues until `resume`, also when they come back from other members;
-        without queues, from none. Delivered messages go on; pulled messages stay in memory, and a queue with
-        a full window is not pulled. Raises InvalidType."""
+        without queues, stop all deliveries. Deliveries in flight continue; pulled messages stay in memory,
+        and a queue with a full window is not pulled. Raises InvalidType."""
         self._dispatch.pause(check_queues("queues", queues) if queues else None)
 
     def resume(self, *queues: MessageQueue) -> None:
@@ -141,23 +141,23 @@ class Consumer(AsyncResource):
         self._dispatch.resume(check_queues("queues", queues) if queues else None)
 
     def seek(self, queue: MessageQueue, offset: int) -> None:
-        """Go on in a held queue with the message at `offset`, which is committed as the group's offset.
-        Messages being consumed go on, and their end has no effect. An offset that the queue does not have is
-        corrected as `offset_reset` says. Raises LocalProtocolError for a queue that is not held, InvalidType,
-        ConfigError."""
+        """Continue in a held queue with the message at `offset`, which is committed as the group's offset.
+        Handlers of earlier messages run on, and their end has no effect. An offset that the queue does not
+        have is corrected as `offset_reset` says. Raises LocalProtocolError for a queue that is not held,
+        InvalidType, ConfigError."""
         check_queues("queue", [queue])
         check_number("offset", offset, 0)
         self._member.seek(queue, offset)
 
     async def drain(self, timeout: float | None = None) -> bool:
-        """Stop in good order, as on a signal: take nothing new, let the running handlers and deliveries end,
-        commit and leave the group. `run` then returns, and iteration ends.
+        """Shut down gracefully, as on a signal: take nothing new, let the running handlers and deliveries
+        end, commit and leave the group. `run` then returns, and iteration ends.
 
         Handlers get `timeout` seconds (default: `drain_timeout_ms`). Handlers of `run` that still run after
         that are cancelled, and their messages go to other members. An ordinary function in a thread cannot be
         cancelled: it runs on, with a warning, and its message is redelivered elsewhere. So this takes at most
-        `timeout`, and `shutdown_timeout_ms` for leaving. Returns whether all ended by themselves. Called
-        inside a handler or a delivery's block, it waits for that, too. Raises InvalidType, ConfigError.
+        `timeout`, and `shutdown_timeout_ms` for leaving. Returns whether all ended by themselves. Inside a
+        handler or a delivery's block, `drain` waits for that one, too. Raises InvalidType, ConfigError.
         Cancelled: the consumer has stopped, but has not left yet; leaving the block does that.
         """
         if timeout is None:
@@ -201,8 +201,8 @@ class Consumer(AsyncResource):
             await dispatch.ready.arrival()
 
     def take_now(self) -> Delivery | None:
-        """A delivery that is available now, or None. For the blocking twin, which calls this from other
-        threads: it takes from a queue that any thread may take from, and wakes no task."""
+        """A delivery that is available now, or None. For the blocking client, which calls this from other
+        threads: the call takes from a thread-safe queue, and wakes no task."""
         dispatch = self._dispatch
         if self._member.has_requests or not isinstance(dispatch, MessageDispatch):
             return None
@@ -215,12 +215,12 @@ class Consumer(AsyncResource):
         """Call `handler` with each message, up to `concurrency` at a time, until the consumer drains or its
         block is left.
 
-        A return means consumed. An exception is logged and the message goes back for a retry after the
-        group's next delay, or the delay of a `Retry`; with `on_error="raise"` any exception except a `Retry`
-        is then raised from this call. An ordinary function runs in a worker thread. Messages sent by an
-        administrator go to `handler` as well. Each call begins with the context variables of this call of
-        `run`, whatever earlier calls have set. Raises LocalProtocolError before the consumer's block.
-        Cancelled: handlers are cancelled; their messages are not consumed and are delivered again.
+        A return acknowledges the message. An exception is logged and the message is retried after the group's
+        next delay, or the delay of a `Retry`; with `on_error="raise"` any exception except a `Retry` is then
+        raised from this call. An ordinary function runs in a worker thread. Messages sent by an administrator
+        go to `handler` as well. Each call begins with the context variables of this call of `run`, whatever
+        earlier calls have set. Raises LocalProtocolError before the consumer's block. Cancelled: handlers are
+        cancelled, and their messages are redelivered.
         """
         check_number("concurrency", concurrency, 1)
         check_callable("handler", handler, "a function of a message")
@@ -230,9 +230,9 @@ class Consumer(AsyncResource):
             await self._run_workers(concurrency, self._work, call)
 
     async def run_batches(self, handler: BatchHandler, *, batch: int = 32, concurrency: int = 1) -> None:
-        """As `run`, but with lists of up to `batch` available messages; a list is consumed or retried as a
-        whole. For handlers that write many messages at once, and for the highest rates. Cancelled: as
-        `run`."""
+        """Call `handler` as `run` does, but with lists of up to `batch` available messages; a list is
+        consumed or retried as a whole. For handlers that write many messages at once, and for the highest
+        rates. Cancelled: as `run`."""
         check_number("batch", batch, 1)
         check_number("concurrency", concurrency, 1)
         check_callable("handler", handler, "a function of a list of messages")
@@ -257,7 +257,7 @@ class Consumer(AsyncResource):
                 self._running.discard(scope)
 
     async def _keep_working(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """A worker."""
+        """Run a worker."""
         with self._workers.one():
             await resume_when_cancelled_alone(work, self.group)
 

@@ -39,7 +39,7 @@ class ReadyQueue(Generic[T]):
         self._new_waiter: Callable[[], Waiter] = current_loop().waiter
 
     def put(self, entries: Iterable[T]) -> None:
-        """Add what may be taken."""
+        """Add an entry."""
         if not self.is_closed:
             self.entries.extend(entries)
             self.wake()
@@ -53,7 +53,7 @@ class ReadyQueue(Generic[T]):
             self.parked.popleft().resolve(None)
 
     async def arrival(self) -> None:
-        """Park until there is something to take, or until the queue is closed. May wake for nothing."""
+        """Wait until there is an entry to take, or until the queue is closed. May wake without an entry."""
         if self.is_closed or self.entries:
             return
         waiter = self._new_waiter()
@@ -63,7 +63,7 @@ class ReadyQueue(Generic[T]):
         except BaseException:
             if waiter in self.parked:
                 self.parked.remove(waiter)
-            else:  # woken and cancelled at once: somebody else must look instead
+            else:  # woken and cancelled at once: another taker must look instead
                 self._is_waking = False
                 if self.entries:
                     self.wake()
@@ -79,17 +79,17 @@ class ReadyQueue(Generic[T]):
 
 
 class Dispatch(ABC, Generic[T]):
-    """What both ways have in common: the ready queue, and the timer of local redelivery."""
+    """Common part of both kinds: the ready queue, and the timer of local redelivery."""
 
     is_ordered = False
-    """Whether a queue is given up only when the last of its messages has ended."""
+    """True if a queue is given up only when the last of its messages has ended."""
 
     def __init__(self, redelivery_ms: int) -> None:
-        """Postponed messages are delivered again after `redelivery_ms`."""
+        """Postponed messages are redelivered after `redelivery_ms`."""
         self.ready: ReadyQueue[T] = ReadyQueue()
         self._redelivery_seconds = redelivery_ms / 1000
         self._now: Callable[[], float] = current_loop().now
-        self._later: list[tuple[float, int, PulledMessage]] = []  # a heap: time, order of coming
+        self._later: list[tuple[float, int, PulledMessage]] = []  # a heap: time, order of arrival
         self._count = count()
         self._later_came = Wakeup()
         self._paused: set[MessageQueue] = set()
@@ -101,22 +101,22 @@ class Dispatch(ABC, Generic[T]):
         """The process queue of a queue that is pulled from `queue_offset`."""
 
     def forget(self, window: ProcessQueue) -> None:
-        """The window was dropped: nothing more of it is handed out."""
+        """Note that the window was dropped: no more of it is handed out."""
 
     def is_busy(self, window: ProcessQueue) -> bool:
-        """Whether a message of the window's queue, or of an earlier window of that queue, is being delivered
-        that must end before another member consumes the queue."""
+        """True if a message of the window's queue, or of an earlier window of that queue, is in flight and
+        must end before another member consumes the queue."""
         return window.is_busy
 
     def offer(self, queue: MessageQueue) -> None:
-        """What kept a queue from being consumed may be over."""
+        """Check a queue again whose obstacle may be over."""
 
     def is_paused(self, queue: MessageQueue) -> bool:
-        """Whether nothing is handed out from it now."""
+        """True if no message of the queue is handed out now."""
         return self._is_all_paused or queue in self._paused or queue in self._beginning
 
     def pause(self, queues: Iterable[MessageQueue] | None = None) -> None:
-        """Hand out nothing from these queues; None: from none, until `resume` without queues."""
+        """Hand out no messages of these queues; None: of no queue, until `resume` without queues."""
         if queues is None:
             self._is_all_paused = True
         else:
@@ -124,7 +124,7 @@ class Dispatch(ABC, Generic[T]):
         self._on_paused()
 
     def resume(self, queues: Iterable[MessageQueue] | None = None) -> None:
-        """Hand out from these queues again; None: from all."""
+        """Hand out messages of these queues again; None: of all."""
         if queues is None:
             self._is_all_paused = False
             self._paused.clear()
@@ -134,7 +134,7 @@ class Dispatch(ABC, Generic[T]):
 
     @contextmanager
     def beginning(self, queues: Collection[MessageQueue]) -> Iterator[None]:
-        """Hand out nothing from these queues in the block, whatever else pauses and resumes them."""
+        """Hand out no messages of these queues in the block, whatever other callers pause and resume."""
         self._beginning.update(queues)
         try:
             yield
@@ -143,7 +143,8 @@ class Dispatch(ABC, Generic[T]):
             self._on_resumed()
 
     def postpone(self, offsets: Mapping[ProcessQueue, int]) -> set[ProcessQueue]:
-        """The windows, of these messages (window and offset), whose messages wait for a local redelivery."""
+        """The windows, among those of these messages (window and offset), whose messages wait for a local
+        redelivery."""
         return set(_found((message for _, _, message in self._later), offsets))
 
     @abstractmethod
@@ -152,11 +153,11 @@ class Dispatch(ABC, Generic[T]):
 
     @abstractmethod
     def _on_paused(self) -> None:
-        """Fewer queues may be handed out from."""
+        """Handle that more queues are paused."""
 
     @abstractmethod
     def _on_resumed(self) -> None:
-        """More queues may be handed out from."""
+        """Handle that fewer queues are paused."""
 
     @abstractmethod
     def put(self, messages: Sequence[PulledMessage]) -> None:
@@ -177,7 +178,7 @@ class Dispatch(ABC, Generic[T]):
 
     @abstractmethod
     def take(self, most: int) -> list[PulledMessage]:
-        """The next messages, at most so many; none when there are none."""
+        """The next messages, at most `most`; an empty list without any."""
 
     @abstractmethod
     def schedule_redelivery(self, message: PulledMessage, seconds: float | None = None) -> None:
@@ -185,10 +186,10 @@ class Dispatch(ABC, Generic[T]):
 
     @abstractmethod
     def _redeliver(self, message: PulledMessage) -> None:
-        """The time of a message that was put off has come."""
+        """Redeliver a message that was put off, because its time has come."""
 
     async def until_idle(self, window: ProcessQueue) -> None:
-        """Return when the window's queue may go on elsewhere."""
+        """Wait until the window's queue may move to another member."""
 
     def _schedule(self, message: PulledMessage, seconds: float | None) -> None:
         due = self._now() + (self._redelivery_seconds if seconds is None else seconds)
@@ -224,11 +225,11 @@ def _popped(entries: deque[PulledMessage]) -> PulledMessage | None:
 
 
 class MessageDispatch(Dispatch[PulledMessage]):
-    """Message by message."""
+    """Hands out message by message."""
 
     def __init__(self, redelivery_ms: int) -> None:
         super().__init__(redelivery_ms)
-        self._held: list[PulledMessage] = []  # of queues that are paused
+        self._held: list[PulledMessage] = []  # of paused queues
 
     def new_window(self, queue: MessageQueue, queue_offset: int) -> ProcessQueue:
         return ProcessQueue(queue, queue_offset)
@@ -268,7 +269,7 @@ class MessageDispatch(Dispatch[PulledMessage]):
             assert window is not None
             if not window.is_dropped:
                 if entries and ready.parked:
-                    ready.wake()  # each one who takes wakes the next, so all come that are needed
+                    ready.wake()  # each taker wakes the next, so as many come as are needed
                 return message
         return None
 
@@ -298,7 +299,7 @@ class MessageDispatch(Dispatch[PulledMessage]):
         return taken
 
     def taken_now(self) -> PulledMessage | None:
-        """The next message; wakes nobody. May be called from any thread."""
+        """The next message; wakes no task. May be called from any thread."""
         while (message := _popped(self.ready.entries)) is not None:
             if message.window is not None and not message.window.is_dropped:
                 return message
@@ -307,7 +308,7 @@ class MessageDispatch(Dispatch[PulledMessage]):
     def schedule_redelivery(self, message: PulledMessage, seconds: float | None = None) -> None:
         window = message.window
         assert window is not None
-        # It may be finished by now: sent back, because it took too long.
+        # It may be finished by now: sent back for taking too long.
         if not self.ready.is_closed and not window.is_dropped and message.queue_offset in window:
             self._schedule(message, seconds)
 
@@ -316,16 +317,17 @@ class MessageDispatch(Dispatch[PulledMessage]):
 
 
 class QueueDispatch(Dispatch[OrderedProcessQueue]):
-    """Queue by queue: what stands in line are queues, and from each the next messages are taken."""
+    """Hands out queue by queue: queues stand in line, and the next messages are taken from the first
+    queue."""
 
     is_ordered = True
 
     def __init__(self, redelivery_ms: int, may_deliver: Callable[[MessageQueue], bool] | None = None) -> None:
-        """`may_deliver` says whether a queue may be consumed now: `QueueLocks.holds`, or always."""
+        """`may_deliver` tells whether a queue may be consumed now: `QueueLocks.holds`, or always."""
         super().__init__(redelivery_ms)
         self._may_deliver = may_deliver
         self._windows: dict[MessageQueue, OrderedProcessQueue] = {}
-        # Dropped while one of their messages was being delivered: the queue's new window waits for its end.
+        # Windows dropped with a message in flight: the queue's new window waits for its end.
         self._ending: dict[MessageQueue, OrderedProcessQueue] = {}
         self._idle_alarms: set[Wakeup] = set()
 
@@ -379,7 +381,7 @@ class QueueDispatch(Dispatch[OrderedProcessQueue]):
             window.is_queued = False
             queue = window.queue
             if window.is_dropped or queue in self._ending or self.is_paused(queue) or not self._may(queue):
-                continue  # offered again when that is over: see `offer` and `_on_idle`
+                continue  # offered again at the end of that: see `offer` and `_on_idle`
             if ready.entries and ready.parked:
                 ready.wake()
             return window.take(most)
@@ -389,12 +391,12 @@ class QueueDispatch(Dispatch[OrderedProcessQueue]):
         return self._may_deliver is None or self._may_deliver(queue)
 
     def schedule_redelivery(self, message: PulledMessage, seconds: float | None = None) -> None:
-        """Redeliver a message before all others of its queue, which is suspended until then."""
+        """Redeliver a message before all others of its queue, which is suspended until that time."""
         assert isinstance(message.window, OrderedProcessQueue)
         message.window.requeue(message, self._redelivery_seconds if seconds is None else seconds)
 
     def _on_idle(self, window: OrderedProcessQueue) -> None:
-        """Nothing of the window is being delivered any more."""
+        """Continue with a queue: no message of the window is in flight any more."""
         queue = window.queue
         if self._ending.get(queue) is window:
             del self._ending[queue]
@@ -429,7 +431,7 @@ class QueueDispatch(Dispatch[OrderedProcessQueue]):
         return _found((queue[0] for queue in queues if queue), offsets)
 
     def _on_paused(self) -> None:
-        """Nothing to do: `take` looks."""
+        """Do nothing: `take` looks."""
 
     def _on_resumed(self) -> None:
         for window in [*self._windows.values()]:

@@ -47,12 +47,13 @@ from rmq.remoting.loop import TaskGroupScope
 log = logging.getLogger("rmq.client.group_member")
 
 DRAINING_PART = 0.6
-"""Of `shutdown_timeout_ms`, what is being consumed may take so much; the rest is for commits and for leaving
-the group."""
+"""Share of `shutdown_timeout_ms` for messages in flight; the rest is for commits and for leaving the
+group."""
 
 
 class GroupMember:
-    """See the module. To brokers and administrators it is a `session.Member`."""
+    """A member of a consumer group, put together from its parts; the module names them. To brokers and
+    administrators it is a `session.Member`."""
 
     def __init__(
         self, session: Session, group: str, topics: Mapping[str, str | Sql], options: ConsumerOptions
@@ -76,28 +77,28 @@ class GroupMember:
             self.dispatch = MessageDispatch(config.redelivery_delay_ms)
         self._metrics = ConsumeMetrics()
         self.workers = Workers()
-        """Those of `Consumer.run`."""
+        """The workers of `Consumer.run`."""
         self.deliveries = Deliveries(session, group, options, self.dispatch, self._metrics)
         self.assignments = Assignments(
             session, group, self._subscriptions, options, self.dispatch, self._on_messages, self._locks
         )
         self.has_requests = False
-        """Whether some of the messages may be requests, which are not delivered past their time to live."""
+        """True if some of the messages may be requests, which are not delivered past their time to live."""
         self._handler: Callable[[StoredMessage], Awaitable[object]] | None = None
         self._scope: TaskGroupScope | None = None
         self._has_left = False
 
     @property
     def queues(self) -> list[MessageQueue]:
-        """The queues that this member has now."""
+        """The present queues of this member."""
         return sorted(self.assignments.pullers)
 
     def _on_messages(self, messages: Sequence[PulledMessage]) -> None:
         window = messages[0].window
         assert window is not None
         self._metrics.pull(window.queue.topic, len(messages))
-        # Reading properties costs as much as the rest of a delivery, so most consumers must not: a topic of
-        # requests shows in the first message of any pull, and who replies in `Session.is_replying`.
+        # Reading properties costs as much as the rest of a delivery, so most consumers must not read them:
+        # the first message of any pull shows a topic of requests, and `Session.is_replying` shows a replier.
         self.has_requests = (
             self.has_requests
             or self._session.is_replying
@@ -130,7 +131,7 @@ class GroupMember:
             raise
 
     async def _register(self) -> None:
-        """Have routes, and tell all brokers that we are a member."""
+        """Get routes, and announce the member to all brokers."""
         session = self._session
         for topic in self._subscriptions:
             try:
@@ -145,7 +146,7 @@ class GroupMember:
         session.check_admitted(self.group)
 
     async def _check_expressions(self) -> None:
-        """Let a broker read what is more than tags."""
+        """Let a broker check expressions that are more than tags."""
         session = self._session
         for topic, data in self._subscriptions.items():
             rotation = session.routes.get(topic)
@@ -158,7 +159,7 @@ class GroupMember:
                     break
 
     def stop(self) -> None:
-        """Pull no more and hand out nothing more. What is being consumed may end and be committed."""
+        """Stop pulling and handing out. Messages in flight may still end and be committed."""
         self.dispatch.ready.close()
         self.assignments.stop()
 
@@ -175,22 +176,22 @@ class GroupMember:
 
     async def leave(self) -> None:
         """Stop pulling, wait for deliveries, commit, unlock and leave the group, within `shutdown_timeout_ms`
-        and despite cancellation of the caller. Repeating has no effect."""
+        and despite cancellation of the caller. A second call has no effect."""
         if self._has_left:
             return
         self._has_left = True
         session = self._session
         seconds = session.config.shutdown_timeout_ms / 1000
         try:
-            # Shielded: whoever cancels the block still loses nothing that is committed here, and the next
-            # member of the group waits for no timeout.
+            # Shielded: when the caller is cancelled, the commits below are still made, and the next member of
+            # the group waits for no time-out.
             with anyio.move_on_after(seconds, shield=True):
                 self.stop()
                 with anyio.move_on_after(seconds * DRAINING_PART) as draining:
                     await self.deliveries.drained()
                 if draining.cancelled_caught:
                     log.warning("%s: leaving the group while handlers still run", self.group)
-                # In this order: the member that gets a queue next asks for the offset once it has the lock.
+                # In this order: the next member of a queue asks for the offset once it has the lock.
                 with session.brokers.leaving.going_on():
                     await self.assignments.commit()
                     await self.assignments.release()
@@ -202,10 +203,10 @@ class GroupMember:
         finally:
             session.depart()
 
-    # --- what brokers and administrators ask: see session.Member ---
+    # --- requests of brokers and administrators: see session.Member ---
 
     def describe(self) -> ConsumerData:
-        """What the heartbeat says of this member."""
+        """Content of the heartbeat for this member."""
         self._metrics.sample(self._session.now(), self._pending())
         options = self._options
         return ConsumerData(
@@ -229,13 +230,13 @@ class GroupMember:
         self.assignments.reset(topic, offsets)
 
     def seek(self, queue: MessageQueue, queue_offset: int) -> None:
-        """Go on at another offset. Raises LocalProtocolError for a queue of others."""
+        """Continue at another offset. Raises LocalProtocolError for a queue of another member."""
         if queue not in self.assignments.pullers:
             raise LocalProtocolError(f"{queue} is not assigned to this consumer now")
         self.assignments.start(queue, queue_offset, sought=True)
 
     def running_info(self) -> ConsumerRunningInfo:
-        """What an administrator gets to see."""
+        """State for an administrator."""
         session = self._session
         return ConsumerRunningInfo(
             properties={
@@ -252,7 +253,7 @@ class GroupMember:
         )
 
     def _pending(self) -> Counter[str]:
-        """Topic -> messages that were pulled and are not done with."""
+        """Topic -> number of messages that were pulled and are not done."""
         pending = Counter[str]()
         for queue, puller in self.assignments.pullers.items():
             pending[queue.topic] += len(puller.window)
@@ -282,7 +283,7 @@ class GroupMember:
         )
 
     def _stopped(self) -> str | None:
-        """Why a member that has not been told to stop consumes nothing, or less than it should."""
+        """The reason why a member without a request to stop consumes nothing, or less than its share."""
         if self.assignments.is_stopped:
             return None
         if self._scope is not None and (ended := self._scope.ended()):
@@ -323,7 +324,7 @@ class GroupMember:
 
     @contextmanager
     def handling(self, handle: Callable[[StoredMessage], Awaitable[object]]) -> Iterator[None]:
-        """Meanwhile, `handle` consumes the messages that an administrator sends."""
+        """Let `handle` consume the messages that an administrator sends, in the block."""
         self._handler = handle
         try:
             yield
@@ -331,7 +332,8 @@ class GroupMember:
             self._handler = None
 
     def consume_directly(self, request: Command, connection: Connection) -> Command | None:
-        """Give the running handler a message that an administrator sent; the answer comes when it is done."""
+        """Give the running handler a message that an administrator sent; the answer follows when the handler
+        has ended."""
         if self._handler is None or self._scope is None:
             remark = (
                 f"the consumer of {self.group} runs no handler: it consumes by iteration or poll; "

@@ -41,16 +41,16 @@ def in_context(context: Context, inner: Coroutine[Any, Any, Any]) -> Generator[A
 
 
 async def awaited(awaitable: Awaitable[Any]) -> Any:
-    """A coroutine, of whatever can be awaited."""
+    """A coroutine from any awaitable."""
     return await awaitable
 
 
 class Isolated:
-    """A handler whose calls all begin with the context variables of the moment at which this was made."""
+    """A handler whose calls all begin with the context variables at the time of its construction."""
 
     def __init__(self, handle: Callable[[Any], Awaitable[object]]) -> None:
         self.is_needed = False
-        """Whether the handler has left its context changed, and is therefore called in one of its own."""
+        """True if the handler has left its context changed, and is called in a copy from then on."""
         self._handle = handle
         self._base = copy_context()
 
@@ -64,7 +64,7 @@ class Isolated:
         return in_context(self._base.copy(), inner if inspect.iscoroutine(inner) else awaited(inner))
 
     def look(self, before: Context) -> None:
-        """A call in this task has ended, which began in the context `before`."""
+        """Check the context after a call in this task, which began in the context `before`."""
         if not self.is_needed:
             self.is_needed = copy_context() != before
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from rmq.protocol._engine import PulledReader
 
 _START = part("size", "magic", "queue_offset")
-_BODY = part("crc", "sys_flag", "body_size")  # with two IPv4 hosts, as mostly
+_BODY = part("crc", "sys_flag", "body_size")  # with two IPv4 hosts, the common case
 _read_properties = AlikeProperties()
 _BODY_SIZE = parts("body_size")
 _BODY_AT = _BODY.size
@@ -53,28 +53,30 @@ _NUMBERS = parts(
 
 
 class PulledMessage(StoredMessage):
-    """A message that reads itself. Attributes raise CorruptRecord when their part of the record is damaged.
+    """A message that decodes itself on access. Attributes raise CorruptRecord when their part of the record
+    is damaged.
 
-    `window` is the window of the consumer that it was pulled for.
+    `window` is the consumer's window that the message was pulled for.
     """
 
     __slots__ = ("_at", "_body", "_buffer", "_properties", "_topic_at", "window")
 
     body_max: ClassVar[int | None] = None
-    """Bytes that a compressed body may grow to; BODY_MAX when None. `limited` gives a class of each."""
+    """Bytes that a compressed body may grow to; BODY_MAX when None. `limited` makes a class for each
+    limit."""
     reader: ClassVar[PulledReader | None] = None
-    """The compiled engine's way of reading; None for that of this module."""
+    """The compiled engine's reader; None for the functions of this module."""
 
     _buffer: bytes
     _at: int
     _body: bytes | None
     _properties: dict[str, str] | None
-    _topic_at: int  # where its body ends; 0: not known yet
+    _topic_at: int  # the end of its body; 0: unknown
     window: ProcessQueue | None
 
     @property
     def body(self) -> bytes:
-        # Spelled out here, since this runs for every message: one call less is a tenth of a consumer's
+        # Written out here, since this runs for every message: one call less is a tenth of a consumer's
         # work.
         body = self._body
         if body is None:
@@ -98,7 +100,7 @@ class PulledMessage(StoredMessage):
 
     @property
     def properties(self) -> dict[str, str]:
-        # Spelled out for the same reason.
+        # Written out for the same reason.
         properties = self._properties
         if properties is None:
             buffer, at = self._buffer, self._at
@@ -140,7 +142,7 @@ class PulledMessage(StoredMessage):
             raise RemoteProtocolError(f"{error} ({where}; a client's limit is max_body_size)") from None
 
     def __getattr__(self, name: str) -> Any:
-        # Only comes here while the slot is empty.
+        # Only called while the slot is empty.
         read = _PARTS.get(name)
         if read is None:
             raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
@@ -188,9 +190,8 @@ def limited(body_max: int, kind: type[PulledMessage] = _CHOSEN) -> type[PulledMe
 
 
 class FoundMessage(PulledMessage):
-    """A message of the answer to a query: many of them are kept, and few are looked into. So its body is
-    decompressed for each look.
-    """
+    """A message of the answer to a query: many of them are kept, and few are looked at. So its body is
+    decompressed on each access."""
 
     __slots__ = ()
 
@@ -260,7 +261,7 @@ def read_messages(
 def _read(
     buffer: bytes, broker_name: str, window: ProcessQueue | None, kind: type[PulledMessage]
 ) -> tuple[list[PulledMessage], int]:
-    """The messages, and where those end that can be read."""
+    """The messages, and the end of the readable ones."""
     messages: list[PulledMessage] = []
     add = messages.append
     new = kind.__new__

@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 UNLIMITED = 1 << 62
 ASKED_PART = 4
-"""A full window makes room message by message; to ask for one at a time would cost a request for each. So it
-counts as full when a quarter of its share of bytes is still free, and that quarter is asked for at once."""
+"""A window counts as full until the free part of its bytes is one in so many. It makes room message by
+message, and a pull for each would cost a request for each; so a pull asks for a quarter at once."""
 FIRST_SIZE = 64 * 1024
-"""Bytes that messages are taken to have while none has come."""
+"""Assumed size of a message before the first one has come, in bytes."""
 
 
 class ProcessQueue:
@@ -50,23 +50,24 @@ class ProcessQueue:
     def __init__(self, queue: MessageQueue, next_offset: int) -> None:
         self.queue = queue
         self.next_offset = next_offset
-        """Where the next pull begins."""
+        """The offset of the next pull."""
         self.bytes = 0
         self._max_messages = self._max_bytes = self._max_span = self._asked_bytes = UNLIMITED
-        self._mean_size = FIRST_SIZE  # of what the last pull brought
+        self._mean_size = FIRST_SIZE  # of the messages of the last pull
         self._on_room: Callable[[], None] | None = None
         self.is_dropped = False
-        """No longer ours, or read anew from elsewhere: nothing of it is delivered or committed any more."""
+        """True if the queue is given up, or read again from another offset: no message of the window is
+        delivered or committed any more."""
         self.committed = -1
-        """What the broker was told last; -1 nothing yet."""
+        """The last offset that was sent to the broker; -1 for none yet."""
         self.pulled_at_ms = 0
         self.furthest_before = 0
-        """How far earlier windows of the queue were, which this member had before it went on elsewhere."""
+        """The progress of this member's earlier windows of the queue."""
         self.topic_created_ms: int | None = None
-        """The creation of the topic that its offsets belong to; None where the broker does not say it."""
-        # Queue offset -> size, of what is unfinished. A dict keeps the order of insertion, pulls come in the
-        # order of offsets, and nothing is put back: so the first key is the lowest offset, and what may be
-        # committed is known without a search or a sorted structure.
+        """The creation of the topic that its offsets belong to; None where the broker does not report it."""
+        # Queue offset -> size, of unfinished messages. A dict keeps the order of insertion, pulls come in the
+        # order of offsets, and nothing is put back: so the first key is the lowest offset, and the offset to
+        # commit is known without a search or a sorted structure.
         self._pending: dict[int, int] = {}
 
     def set_limits(self, max_messages: int, max_bytes: int, max_span: int) -> None:
@@ -76,11 +77,12 @@ class ProcessQueue:
         self._asked_bytes = max_bytes // (ASKED_PART - 1)
 
     def drop(self) -> None:
-        """Deliver and commit nothing more, except the last commit of the member that gives the queue up."""
+        """Stop deliveries and commits of the window, except the last commit of the member that gives the
+        queue up."""
         self.is_dropped = True
 
     def __contains__(self, queue_offset: int) -> bool:
-        """Whether that message is unfinished."""
+        """True if that message is unfinished."""
         return queue_offset in self._pending
 
     def __len__(self) -> int:
@@ -93,7 +95,7 @@ class ProcessQueue:
         before = len(pending)
         pending.update(zip(offsets, sizes, strict=True))
         assert len(pending) == before + len(offsets), f"{self.queue}: a message was pulled twice"
-        # What is committed may be `next_offset` itself: a message at or behind it would be skipped for ever.
+        # The commit may be `next_offset` itself: a message at or behind it would be skipped for ever.
         assert not offsets or offsets[-1] < next_offset, f"{self.queue}: the next pull would repeat a message"
         size = sum(sizes)
         self.bytes += size
@@ -113,7 +115,7 @@ class ProcessQueue:
         """Mark a message as finished. False when it is not in the queue: it was finished before."""
         size = self._pending.pop(queue_offset, None)
         if size is None:
-            return False  # by its handler after it was sent back for taking too long, say
+            return False  # for example by its handler, after it was sent back for taking too long
         self.bytes -= size
         if self._on_room is not None and not self.is_full:
             on_room, self._on_room = self._on_room, None
@@ -131,22 +133,23 @@ class ProcessQueue:
 
     @property
     def furthest(self) -> int:
-        """The highest offset that this member can have committed."""
+        """The highest offset that this member may have committed."""
         return max(self.furthest_before, self.commit_offset)
 
     @property
     def last_offset(self) -> int:
-        """The highest unfinished offset; 0 when there is none."""
+        """The highest unfinished offset; 0 without any."""
         return next(reversed(self._pending), 0)
 
     @property
     def span(self) -> int:
-        """How far the end of what was pulled lies from the lowest unfinished message."""
+        """The distance from the lowest unfinished message to the end of the pulled messages."""
         return self.next_offset - self.commit_offset
 
     @property
     def is_full(self) -> bool:
-        """Whether to wait before the next pull: too many messages or bytes, or one that holds up all."""
+        """True if the next pull must wait: too many messages or bytes, or one message that holds up all
+        others."""
         return bool(self._pending) and (
             len(self._pending) >= self._max_messages
             or self.bytes >= self._max_bytes
@@ -155,7 +158,7 @@ class ProcessQueue:
 
     @property
     def is_busy(self) -> bool:
-        """Whether its queue must not go on elsewhere before something that is being delivered has ended."""
+        """True if a message is in flight that must end before the queue moves to another member."""
         return False
 
 
@@ -175,18 +178,19 @@ class OrderedProcessQueue(ProcessQueue):
     def __init__(
         self, queue: MessageQueue, next_offset: int, on_idle: Callable[[OrderedProcessQueue], None]
     ) -> None:
-        """`on_idle` is called when nothing of it is being delivered any more."""
+        """`on_idle` is called when no message of it is in flight any more."""
         super().__init__(queue, next_offset)
         self.waiting: deque[PulledMessage] = deque()
         """Pulled and not delivered yet, in order."""
         self.is_queued = False
-        """Whether it stands in line to be delivered from."""
+        """True if it stands in line for a delivery."""
         self.is_suspended = False
-        """After a failure, for `suspend_seconds`: the longest that one of what failed together asked for."""
+        """True after a failure, for `suspend_seconds`: the longest delay among messages that failed
+        together."""
         self.suspend_seconds = 0.0
         self.on_idle = on_idle
-        self._delivering: dict[int, PulledMessage] = {}  # nothing else is delivered meanwhile
-        self._failed: list[PulledMessage] = []  # of those that are delivered together
+        self._delivering: dict[int, PulledMessage] = {}  # no other message is delivered until these end
+        self._failed: list[PulledMessage] = []  # of the messages that are delivered together
 
     @property
     def is_busy(self) -> bool:
@@ -213,7 +217,7 @@ class OrderedProcessQueue(ProcessQueue):
 
     def _end(self, queue_offset: int) -> None:
         if self._delivering.pop(queue_offset, None) is not None and not self._delivering:
-            # All of the batch have ended: those that failed go back in front, in their order.
+            # All of the batch have ended: the failed messages go back in front, in their order.
             self.waiting.extendleft(sorted(self._failed, key=attrgetter("queue_offset"), reverse=True))
             self.is_suspended = bool(self._failed)
             self._failed.clear()

@@ -46,14 +46,13 @@ PULL_CODES = (
     ResponseCode.PULL_OFFSET_MOVED,
 )
 LONGEST_PAUSE_SECONDS = 1.0
-"""After answers that lead nowhere and come at once."""
+"""Pause after answers without messages that come at once, in seconds."""
 DAMAGE = (CorruptRecord, RemoteProtocolError)
 FIRST_PAUSE_SECONDS = 0.1
-"""After a failed pull; doubled with each further one, up to `pull_retry_delay_ms`."""
+"""Pause after a failed pull, in seconds; doubled with each further one, up to `pull_retry_delay_ms`."""
 HURRIED_SECONDS = 0.02
-"""An answer without news that comes sooner was not held by the broker: asking again at once would be a busy
-loop.
-"""
+"""An answer without messages that comes sooner was not held by the broker: pulling again at once would be a
+busy loop."""
 
 
 @define
@@ -66,17 +65,17 @@ class PullAnswer:
     min_offset: int
     max_offset: int
     broker_id: int
-    """Which broker of that name to ask next time."""
+    """The id of the broker of that name to pull from next time."""
     topic_created_ms: int | None = None
-    """The creation of the present topic, where the offset belonged to an earlier topic of that name, or where
-    tables went back, a later one; else None."""
+    """The creation of the present topic, if the offset belonged to an earlier topic of that name, or, where
+    tables went back, to a later one; else None."""
 
 
 @frozen
 class RawPull:
     """A broker's response to a pull with its records still as bytes, in the form of the CommitLog. `code` is
-    an element of `PULL_CODES`, `status` the broker's own word; `body` holds whole records back to back, and
-    is empty unless `code` is SUCCESS."""
+    an element of `PULL_CODES`, `status` is the broker's own word; `body` holds whole records back to back,
+    and is empty unless `code` is SUCCESS."""
 
     code: int
     status: str
@@ -85,9 +84,9 @@ class RawPull:
     min_offset: int
     max_offset: int
     broker_id: int
-    """Which broker of that name to ask next time."""
+    """The id of the broker of that name to pull from next time."""
     topic_created_ms: int | None = None
-    """As of `PullAnswer`."""
+    """Same as in `PullAnswer`."""
     address: str = ""
     """The broker that answered."""
 
@@ -121,9 +120,8 @@ class PullTemplate:
         send_subscription: bool = False,
         config: ClientConfig,
     ) -> None:
-        """`send_subscription` sends the expression with each pull; otherwise the heartbeat has told it.
-        The namespace of `config` is taken from the topics of messages.
-        """
+        """`send_subscription` sends the expression with each pull; otherwise the broker has it from the
+        heartbeat. The namespace of `config` is removed from the topics of messages."""
         self._namespace = config.namespace
         self._kind = limited(config.max_body_size)
         self.queue = queue
@@ -149,8 +147,8 @@ class PullTemplate:
         commit_offset: int | None,
         topic_created_ms: int | None = None,
     ) -> Command:
-        """A pull from `queue_offset`, which the broker may hold for `suspend_ms` while it finds nothing. The
-        offsets are those of the topic created at `topic_created_ms`; None: of any topic of that name."""
+        """A pull from `queue_offset`, which the broker may hold for `suspend_ms` while it finds no message.
+        The offsets are those of the topic created at `topic_created_ms`; None: of any topic of that name."""
         flags = self._flags | (PULL_SUSPEND if suspend_ms else 0)
         flags |= PULL_COMMIT_OFFSET if commit_offset else 0
         ext = {
@@ -194,7 +192,7 @@ class PullTemplate:
     def _selected(self, messages: list[PulledMessage], queue_offset: int) -> list[PulledMessage]:
         if messages and messages[0].queue_offset < queue_offset:
             messages = [message for message in messages if message.queue_offset >= queue_offset]
-        if self._tags:  # the broker compares hashes of tags, and those may be equal
+        if self._tags:  # the broker compares hashes of tags, and different tags may have equal hashes
             messages = [message for message in messages if message.tags in self._tags]
         if self._is_retry:
             for message in messages:
@@ -224,9 +222,10 @@ class Puller:
         """While `may_commit()`, each pull commits the present offset. `on_messages` gets the messages of a
         pull, which are in the window already, `on_progress` is called when the window begins at another
         offset; `on_offset_moved(queue, next_offset, topic_created_ms)` is called when the requested offset
-        does not exist: the queue goes on at another offset, and this puller ends. With a creation (ms), the
+        does not exist: the queue continues at another offset, and this puller ends. With a creation (ms), the
         queue is of another topic of that name. `beyond_is_end`: an offset beyond the end stands for the end,
-        whatever the broker says. `owns_offsets`: what brokers have of the group is not of this member."""
+        whatever the broker answers. `owns_offsets`: the brokers' offsets of the group are not this
+        member's."""
         self.window = window
         self._session = session
         self._on_messages = on_messages
@@ -241,19 +240,20 @@ class Puller:
         self._failures = 0
         self._failure: type[Exception] | None = None
         self.unanswered_since: float | None = None
-        """When the first of the requests began that no broker has answered since; None: none is waiting."""
+        """Begin of the first request without an answer since the last answer; None when no request waits."""
         self.trouble = ""
-        """What the last of them failed with."""
+        """The error of the last of these requests."""
         self._scope = anyio.CancelScope()
         self._room = Wakeup()
 
     def stop(self) -> None:
-        """End the loop and drop the window: what was pulled is not delivered any more."""
+        """End the loop and drop the window: its pulled messages are not delivered any more."""
         self.window.drop()
         self._scope.cancel()
 
     async def run(self) -> None:
-        """Pull until stopped. Failures are logged and waited for; only a bug ends it with an error."""
+        """Pull until stopped. A failure is logged, and the pull repeated after a pause; only a bug ends the
+        loop with an error."""
         with self._scope:
             while not self.window.is_dropped:
                 while self.window.is_full:
@@ -295,7 +295,7 @@ class Puller:
                 at = answer.max_offset
             next_offset = places.get(config.offset_reset, at)
             log.warning("%s: offset %d does not exist, continuing at %d", window.queue, asked, next_offset)
-            # Another puller begins there: it cannot know that this one was sent away, too.
+            # Another puller begins at that offset: it cannot know that this one was moved, too.
             await anyio.sleep(LONGEST_PAUSE_SECONDS if next_offset == asked else FIRST_PAUSE_SECONDS)
             self._on_offset_moved(window.queue, next_offset, None)
             return
@@ -314,9 +314,9 @@ class Puller:
         self._useless = 0
 
     def _go_on_in_present_topic(self, asked: int, next_offset: int, topic_created_ms: int) -> None:
-        """The offset belongs to another topic of the name: go on where the broker says."""
+        """Continue at the broker's offset: the present one belongs to another topic of the name."""
         window = self.window
-        if asked == next_offset == window.commit_offset:  # begun before the topic was made
+        if asked == next_offset == window.commit_offset:  # begun before the topic was created
             window.topic_created_ms = topic_created_ms
             return
         log.warning(
@@ -328,7 +328,7 @@ class Puller:
         self._on_offset_moved(window.queue, next_offset, topic_created_ms)
 
     async def _paced(self, began: float, *, is_useless: bool) -> None:
-        """Wait after an answer that leads nowhere and came at once, longer after each further one."""
+        """Wait after an answer without messages that came at once, longer after each further one."""
         if not is_useless or self._session.now() - began >= HURRIED_SECONDS:
             self._useless = 0
             return
@@ -340,9 +340,9 @@ class Puller:
         self.trouble = str(error)
         is_damage = isinstance(error, DAMAGE) or isinstance(getattr(error, "cause", None), DAMAGE)
         if type(error) is not self._failure and not is_damage:
-            self._failures = 0  # a broker that is back, say, and has not heard of us yet
+            self._failures = 0  # for example a broker that is back, and has had no heartbeat from us yet
         self._failure = type(error)
-        # A new group's retry topic is not everywhere yet.
+        # A new group's retry topic does not exist everywhere yet.
         is_known = self._failures > 0 or queue.topic.startswith(RETRY_PREFIX)
         place: object = queue
         if isinstance(error, NETWORK_ERRORS):
@@ -355,24 +355,23 @@ class Puller:
             session.refresh_soon(queue.topic)
         self._broker_id = MASTER_ID
         longest = session.config.pull_retry_delay_ms / 1000
-        # A broker that sends damage comes back with each connection, and nothing is better for that.
+        # Closing the connection would not help: a broker that sends damage does so again.
         rest = anyio.sleep if is_damage else session.rest
         await rest(exponential_backoff(FIRST_PAUSE_SECONDS, self._failures, longest))
         self._failures += 1
 
 
-# Search by time: where in a queue a moment is.
+# Search by time: the offset of a moment in a queue.
 
 LOOK_BACK: Final = 16
-"""Messages that a search looks at before the one that the broker names."""
+"""Messages before the broker's answer that a search looks at."""
 
 
 async def first_since(session: Session, group: str, queue: MessageQueue, timestamp_ms: int) -> int:
     """The offset of the first message stored at that time (ms since 1970) or later, or of the queue's end.
 
     Brokers answer with the message nearest to the time, or any of those stored in that ms: a look at its
-    neighbours, pulled by `group`, finds the first. Raises as `PullConsumer.pull`. Cancelled: nothing
-    has happened.
+    neighbours, pulled by `group`, finds the first. Raises as `PullConsumer.pull`. Cancelled: nothing changes.
     """
     brokers = session.brokers
     if session.routes.reader(queue.broker_name) is None:

@@ -28,12 +28,12 @@ else:
 log = logging.getLogger("rmq.client.queue_locks")
 
 TRUST_SECONDS: Final = 30.0
-"""A lock is relied on for so long after its renewal was asked for: half of what the broker waits, so that the
-clocks' drift and an answer's way do not matter."""
+"""Seconds after the request for its renewal for which a lock is trusted: half of the broker's time-out, so
+that the drift of clocks and the delay of an answer do not matter."""
 EXPIRY_SECONDS: Final = 60.0
-"""A broker gives a lock to others when it was not renewed for so long."""
+"""Seconds without a renewal after which a broker gives a lock to another member."""
 RETRY_SECONDS: Final = 1.0
-"""A renewal that failed is tried again so soon."""
+"""Pause before a failed renewal is repeated, in seconds."""
 
 
 @frozen
@@ -49,7 +49,7 @@ class _Lock:
         return self.until > now and not self.connection.is_closed
 
     def is_unexpired_at(self, now: float) -> bool:
-        """Whether a broker without a restart still has the lock."""
+        """True if a broker without a restart still has the lock."""
         return self.until + (EXPIRY_SECONDS - TRUST_SECONDS) > now
 
     def is_ours_at(self, now: float) -> bool:
@@ -66,13 +66,13 @@ class QueueLocks:
         self._renew_now = Wakeup()
 
     def holds(self, queue: MessageQueue) -> bool:
-        """Whether the queue may be consumed now."""
+        """True if the queue may be consumed now."""
         lock = self._locks.get(queue)
         return lock is not None and lock.holds_at(self._session.now())
 
     def is_ours(self, queue: MessageQueue) -> bool:
-        """Whether no other member can have the queue: its broker cannot have given away the lock yet. If
-        another member can, it may have gone further, so nothing may be committed."""
+        """True if no other member can have the queue: its broker cannot have given away the lock yet. If
+        another member can have it, that member may have consumed more, so this one must not commit."""
         lock = self._locks.get(queue)
         return lock is not None and lock.is_ours_at(self._session.now())
 
@@ -87,7 +87,7 @@ class QueueLocks:
         """The queues, of these, whose locks the broker gives, with their locks."""
         assert len({queue.broker_name for queue in queues}) == 1, "each broker locks its own queues"
         session = self._session
-        asked_at = session.now()  # from here, not from the answer: the broker counts from in between
+        asked_at = session.now()  # from now, not from the answer: the broker's time begins in between
         address = session.brokers.master(queues[0])
         connection = await session.pool.connection(address)
         got = await session.brokers.lock(address, self._group, session.client_id, queues)
@@ -116,11 +116,11 @@ class QueueLocks:
             log.warning("cannot unlock queues at broker %s: %s", queues[0].broker_name, error)
 
     def forget(self, queue: MessageQueue) -> None:
-        """Rely on this lock no more."""
+        """Stop trusting this lock."""
         self._locks.pop(queue, None)
 
     def check_connections(self) -> None:
-        """Renew at once when a connection has ended: its broker may have been started anew, without locks."""
+        """Renew at once when a connection has ended: its broker may have been restarted, without locks."""
         if any(lock.connection.is_closed for lock in self._locks.values()):
             self._renew_now.set()
 
@@ -131,8 +131,8 @@ class QueueLocks:
         on_renewed: Callable[[MessageQueue], None],
         on_lost: Callable[[MessageQueue], None],
     ) -> None:
-        """Renew the locks of what `queues` names, until cancelled. `is_overtaken` asks the broker whether the
-        group is further in a queue than this member."""
+        """Renew the locks of the queues that `queues` returns, until cancelled. `is_overtaken` asks the
+        broker whether the group is further in a queue than this member."""
         interval = self._session.config.lock_interval_ms / 1000
         pause = interval
         while True:
@@ -157,14 +157,14 @@ class QueueLocks:
     ) -> None:
         before = {queue: self._locks.get(queue) for queue in queues}
         got, lock = await self._ask(queues)
-        # To be given the lock is not enough: if it could have expired at the broker since the last renewal,
-        # another member may have had it, and have gone further than this one.
+        # A granted lock is not enough: if it could have expired at the broker since the last renewal, another
+        # member may have had it, and have consumed more than this one.
         now = self._session.now()
         kept = {
             queue: old for queue, old in before.items() if queue in got and old and old.is_unexpired_at(now)
         }
-        # Over a new connection the broker may be one that was started again, and another member may have had
-        # the queue. It commits before it gives a queue up.
+        # Over a new connection the broker may have been restarted, and another member may have had the queue.
+        # That member commits before it gives a queue up.
         doubtful = [queue for queue, old in kept.items() if old.connection is not lock.connection]
         lost = await _of_which(doubtful, is_overtaken)
         self._locks.update({queue: lock for queue in got if before[queue] is self._locks.get(queue)})

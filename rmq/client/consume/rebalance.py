@@ -1,4 +1,4 @@
-"""Rebalance: which member of a group consumes which queues. Pure.
+"""Rebalance: the division of queues among the members of a group. Pure.
 
 A strategy is a function of (queues, clients, client): all queues of a topic, all client ids of the group, and
 a client; it returns this client's queues. Every member computes it from the same sorted lists, so all must
@@ -63,8 +63,8 @@ def consistent_hash(
 ) -> list[MessageQueue]:
     """Clients and queues lie on a ring of MD5 hashes; a queue goes to the next client on it.
 
-    Few queues move when a client comes or goes; shares are less even. `points` is a client's number of
-    places.
+    Few queues move when a client joins or leaves; shares are less even. `points` is a client's number of
+    places on the ring.
     """
     if client not in clients:
         return []
@@ -79,7 +79,7 @@ def _next(places: Sequence[int], place: int) -> int:
 
 def _hash(text: str) -> int:
     # As Java's ConsistentHashRouter: the first four bytes of the digest. `_text` is Java's toString of a
-    # queue, which is its key there: members in Java and Python must come to the same shares.
+    # queue, which is its key in Java: members in Java and Python must compute the same shares.
     return int.from_bytes(hashlib.md5(text.encode(), usedforsecurity=False).digest()[:4], "big")
 
 
@@ -113,9 +113,9 @@ def _room_of(broker_name: str) -> str | None:
 def machine_room_nearby(
     inner: Strategy, broker_room: Callable[[MessageQueue], str], client_room: Callable[[str], str]
 ) -> Strategy:
-    """Queues go, by `inner`, to the clients of their own room; those of a room without clients go to all.
+    """Queues go, by `inner`, to the clients of their own room; queues of a room without clients go to all.
 
-    `broker_room` and `client_room` tell the rooms; an empty answer is a ValueError.
+    `broker_room` and `client_room` return the rooms; an empty answer is a ValueError.
     """
     return partial(_machine_room_nearby, inner, broker_room, client_room)
 
@@ -151,21 +151,21 @@ def _grouped(items: Sequence[T], room_of: Callable[[T], str]) -> dict[str, list[
 
 
 def by_config(mine: Iterable[MessageQueue]) -> Strategy:
-    """The queues that were written down for this client, whatever the others do."""
+    """The configured queues of this client, whatever the other clients do."""
     chosen = list(mine)
     return lambda queues, clients, client: list(chosen)
 
 
 @frozen
 class Change:
-    """What a new assignment of a topic changes: queues to begin with, queues to give up."""
+    """Change of an assignment of a topic: queues to begin with, queues to give up."""
 
     added: list[MessageQueue]
     removed: list[MessageQueue]
 
 
 def difference(held: Iterable[MessageQueue], assigned: Iterable[MessageQueue]) -> Change:
-    """How to come from the queues that are held to those that are assigned, in sorted order."""
+    """The change from the held queues to the assigned queues, in sorted order."""
     # Sets, because a strategy of the application's own may name a queue twice, which must be pulled once.
     before, after = set(held), set(assigned)
     return Change(added=sorted(after - before), removed=sorted(before - after))

@@ -1,4 +1,4 @@
-"""Retry: the time of the redelivery of a message that was not consumed, by its handler or its consumer. Pure.
+"""Retry: the delay before the redelivery of a failed message, by its handler or its consumer. Pure.
 
     raise rmq.Retry("out of stock", after=2.5)                          this message, in 2.5 s
     client.consumer(..., retry=rmq.Backoff(1, 60, tries=5))             all failures: 1, 2, 4, 8 s
@@ -24,15 +24,15 @@ else:
     from rmq.lazy_attrs import frozen
 
 LEVEL_SECONDS: Final = (1, 5, 10, 30, *range(60, 601, 60), 1200, 1800, 3600, 7200)
-"""The delays of RocketMQ's levels 1 to 18, as they are unless a broker's messageDelayLevel says otherwise."""
+"""The delays of RocketMQ's levels 1 to 18, the defaults of a broker's messageDelayLevel."""
 FIRST_LEVEL: Final = 3
-"""The level of a message's first retry where nobody says when; each further one is a level longer."""
+"""The level of a message's first retry without another delay; each further retry is a level longer."""
 AFTER_MAX: Final = 40 * 86_400
-"""Seconds that a message may be put off, as with `delay_ms`."""
+"""Longest delay of a redelivery, in seconds, as with `delay_ms`."""
 
 
 def check_after(after: float | None) -> None:
-    """Raises InvalidType, ConfigError unless `after` is None or seconds that a message may be put off."""
+    """Raises InvalidType, ConfigError unless `after` is None or a number of seconds in the allowed range."""
     if after is not None:
         check_number("after", after, 0, whole=False)
         if after > AFTER_MAX:
@@ -49,12 +49,13 @@ class Delay:
 
     @classmethod
     def of(cls, seconds: float) -> Delay:
-        """Seconds, and the next longer level; the longest where none is."""
+        """The delay of so many seconds, with the next longer level; the longest level where none is
+        longer."""
         return cls(min(bisect_left(LEVEL_SECONDS, seconds) + 1, len(LEVEL_SECONDS)), seconds)
 
     @classmethod
     def requested(cls, delay_level: int, after: float | None) -> Delay | None:
-        """What a handler asks for; None for neither. Raises InvalidType, ConfigError, also for both."""
+        """A handler's delay; None without one. Raises InvalidType, ConfigError, also for both arguments."""
         check_number("delay_level", delay_level, -1)
         check_after(after)
         if after is None:
@@ -65,11 +66,11 @@ class Delay:
 
     @property
     def milliseconds(self) -> int | None:
-        """`seconds` as brokers are told."""
+        """`seconds` in the brokers' unit."""
         return None if self.seconds is None else round(self.seconds * 1000)
 
     def describe(self, times: int) -> str:
-        """For a log, of a message that failed `times` times before."""
+        """Words for a log, for a message that failed `times` times before."""
         if self.level < 0:
             return "given up"
         seconds = self.seconds
@@ -84,7 +85,7 @@ class Backoff:
     """A consumer's policy for failed messages: the first retry after `first` seconds, then `factor` times as
     long each time, at most `max` seconds.
 
-    `tries` is the number of deliveries before a message goes to the dead letters; the default is
+    `tries` is the number of deliveries before a message becomes a dead letter; the default is
     `max_reconsume_times`. A `Retry` with a time takes precedence. Raises InvalidType, ConfigError.
     """
 
@@ -102,7 +103,8 @@ class Backoff:
             check_number("tries", self.tries, 1)
 
     def seconds(self, times: int) -> float:
-        """The wait of a message that failed `times` times before: 0 for its first failure."""
+        """The delay in seconds after a failure of a message that failed `times` times before: 0 for its first
+        failure."""
         try:
             return min(self.first * self.factor**times, self.max)
         except OverflowError:
@@ -110,14 +112,14 @@ class Backoff:
 
 
 class Retry(Exception):
-    """Raised by a handler, or in a delivery's block: the message is not consumed, deliver it again.
+    """Raised by a handler, or in a delivery's block, to nack the message: the broker redelivers it.
 
     `after` is the delay in seconds, up to 40 days. RocketMQ's own brokers know 18 delays and take the next
     longer, at most 2 h; brokers of rmq use the exact delay. `delay_level` names such a delay instead; -1
-    gives the message to the dead letters at once. Without both, the consumer's `retry` decides, or else the
-    group's next delay. For an ordered consumer only level -1 has a meaning: a failed message holds up its
-    queue, for `after` or `suspend_queue_ms`. `reason` is logged, and the dead letter shows it. A Retry is no
-    error: `on_error="raise"` does not raise it. Raises InvalidType, ConfigError.
+    makes the message a dead letter at once. Without both, the consumer's `retry` decides, or else the group's
+    next delay. For an ordered consumer only level -1 has a meaning: a failed message holds up its queue, for
+    `after` or `suspend_queue_ms`. `reason` is logged, and the dead letter shows it. A Retry is no error:
+    `on_error="raise"` does not raise it. Raises InvalidType, ConfigError.
     """
 
     def __init__(self, reason: str = "", *, delay_level: int = 0, after: float | None = None) -> None:
@@ -132,8 +134,8 @@ class Retry(Exception):
 def delay_of(
     error: Exception | None, asked: Delay | None, policy: Backoff | None, times: int, usual: int = 0
 ) -> Delay:
-    """The delay of a message that ended with `error`: as the handler `asked`, by its error or its delivery,
-    else by the `policy`, else by the `usual` level. `times` is the number of earlier failures."""
+    """The delay of a message that ended with `error`: the handler's (`asked`), by its error or its delivery,
+    else that of `policy`, else the `usual` level. `times` is the number of earlier failures."""
     if isinstance(error, Retry):
         asked = error.delay or asked
     if asked is not None:
@@ -142,12 +144,12 @@ def delay_of(
 
 
 def reason_text(error: Exception | None) -> str:
-    """What the broker is told of `error`."""
+    """The broker's text for `error`."""
     return error.reason if isinstance(error, Retry) else reason_of(error)
 
 
 def named(message: StoredMessage) -> str:
-    """A message for a log, with everything by which it can be found."""
+    """Words for a log that identify a message, with everything by which it can be found."""
     tag = f", tag {message.tags}" if message.tags else ""
     keys = f", keys {' '.join(message.keys)}" if message.keys else ""
     window = message.window if isinstance(message, PulledMessage) else None

@@ -25,7 +25,7 @@ else:
     from rmq.lazy_attrs import define
 
 SCANS = 6
-"""How often a message is looked at before it counts as stalled."""
+"""Looks at a message before it counts as stalled."""
 
 Reason = Literal["handler", "unfinished", "untaken"]
 _Place = tuple[MessageQueue, int]
@@ -33,24 +33,24 @@ _Place = tuple[MessageQueue, int]
 
 @define(eq=False)
 class Stalls:
-    """The stalls of one consumer. `seconds` is how long nothing may go on; 0: for ever."""
+    """The stalls of one consumer. `seconds` is the longest time without progress; 0: no limit."""
 
     group: str
     seconds: float
     dispatch: Dispatch[Any]
     current: dict[_Place, Stalled] = field(factory=dict)
-    """Those that the last look found."""
+    """The stalls of the last look."""
     _since: dict[tuple[_Place, Reason], float] = field(factory=dict)
     _places: set[_Place] = field(factory=set)
-    _moved: float = 0.0  # when something was last seen to have ended
+    _moved: float = 0.0  # time of the last seen end of a message
 
     @property
     def has_found(self) -> bool:
-        """Whether the last look found anything unfinished."""
+        """True if the last look found an unfinished message."""
         return bool(self._places)
 
     def restart(self, message: PulledMessage) -> None:
-        """A message makes progress: its time starts again."""
+        """Restart the time of a message that makes progress."""
         if message.window is not None:
             place = message.window.queue, message.queue_offset
             self._since.pop((place, "handler"), None)
@@ -73,7 +73,7 @@ class Stalls:
             window = by_queue[place[0]]
             began = since[place, reason]
             if reason == "untaken":
-                # While others go on, it only waits for its turn behind handlers that take long.
+                # While others end, it only waits for its turn behind handlers that take long.
                 began = max(began, self._moved) if window.is_full else now
             if now - began >= self.seconds:
                 stalled = was.get(place)

@@ -25,10 +25,11 @@ else:
     from rmq.lazy_attrs import frozen
 
 OnAssignment = Callable[[Assigned], Awaitable[object] | object]
-"""What is called when the queues of a consumer have changed."""
+"""Called when the queues of a consumer have changed."""
 
 OnError = Literal["retry", "raise"]
-"""What becomes of a handler's exception: the message is sent back, or that and the exception is let out."""
+"""Result of a handler's exception: the message is sent back, and with "raise" the exception is also
+raised."""
 
 
 class ConsumerSettings(TypedDict, total=False):
@@ -49,7 +50,7 @@ class ConsumerSettings(TypedDict, total=False):
 
 @frozen
 class ConsumerOptions:
-    """How a consumer takes part in its group; see `Client.consumer` and `PullConsumer`."""
+    """A consumer's settings for its group; see `Client.consumer` and `PullConsumer`."""
 
     consume_from: str | int
     broadcasting: bool
@@ -57,19 +58,19 @@ class ConsumerOptions:
     strategy: Strategy
     max_reconsume_times: int | None = None
     ordered: bool = False
-    """The messages of a queue one after another, under the broker's lock of the queue."""
+    """True to deliver the messages of a queue one after another, under the broker's lock of the queue."""
     polled: bool = False
-    """The application takes messages by `PullConsumer.poll`; nothing goes to a retry topic."""
+    """True if the application takes messages by `PullConsumer.poll`; no message goes to a retry topic."""
     queues: frozenset[MessageQueue] | None = None
-    """Exactly these, without being a member of the group; None: a member's share."""
+    """The queues to read, without being a member of the group; None: a member's share."""
     auto_commit: bool = True
     retry: Backoff | None = None
-    """When what fails comes again; None: as the broker has it."""
+    """The delays of failed messages; None: the broker's."""
     on_assignment: OnAssignment | None = None
     require_topics: bool = False
-    """Topics that are not there are an error."""
+    """True if missing topics are an error."""
     per_message: bool = False
-    """Messages one by one, each leased for `lease` seconds."""
+    """True for messages one by one, each leased for `lease` seconds."""
     lease: float = 60.0
 
     def __attrs_post_init__(self) -> None:
@@ -103,7 +104,7 @@ class ConsumerOptions:
             raise ConfigError("on_error", self.on_error, "'retry' or 'raise'")
 
     def _check_per_message(self) -> None:
-        """Raises ConfigError for options that mean nothing where there are no queues of one's own."""
+        """Raises ConfigError for options that have no meaning without queues of the member's own."""
         if self.consume_from not in ("first", "last"):
             raise ConfigError("consume_from", self.consume_from, "'first' or 'last' with per_message")
         for name in ("broadcasting", "on_assignment"):
@@ -115,8 +116,8 @@ class ConsumerOptions:
 
     @property
     def retries(self) -> int | None:
-        """The number of redeliveries before a message goes to the dead letters; None: as the configuration
-        says, or, ordered, without limit."""
+        """The number of redeliveries before a message becomes a dead letter; None: the configuration's, or,
+        ordered, no limit."""
         tries = None if self.retry is None else self.retry.tries
         return self.max_reconsume_times if tries is None else tries - 1
 
@@ -148,7 +149,7 @@ def _check_expression(topic: str, expression: object) -> None:
 
 
 def subscription(topic: str, expression: str | Sql, version: int) -> SubscriptionData:
-    """The subscription to one topic. `version` (ms) tells the broker which of two is newer.
+    """The subscription to one topic. `version` (ms) orders subscriptions: the broker keeps the newest.
 
     Raises InvalidName for the topic, ConfigError for an expression without any tag.
     """
@@ -197,7 +198,7 @@ def full_topics(topics: Mapping[str, str | Sql], namespace: str) -> dict[str, st
 
 
 def check_queues(argument: str, queues: Iterable[MessageQueue]) -> list[MessageQueue]:
-    """The queues that an application names. Raises InvalidType when one is none."""
+    """The queues that an application names. Raises InvalidType for a value that is not one."""
     check_type(argument, queues, Iterable, "rmq.MessageQueue, any number")
     found = list(queues)
     for queue in found:

@@ -1,8 +1,7 @@
-"""Workers: the tasks of a consumer that call its handler, and whether all that began still run. Pure.
+"""Workers: the tasks of a consumer that call its handler, and whether all of them still run. Pure.
 
-A call of `run` begins with one worker. A worker that gets messages begins another one if none is left that
-waits, until there are as many as `concurrency` says: a hundred consumers begin with a hundred tasks, not with
-two thousand.
+A call of `run` begins with one worker. A worker that gets messages begins another one if no other worker
+waits, up to `concurrency`: a hundred consumers begin with a hundred tasks, not with two thousand.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ class Crew:
         self._context = copy_context()
         self._most = most
         self.count = 0
-        """How many have begun."""
+        """Number of workers that have begun."""
 
     def begin(self, start: Callable[[], object]) -> None:
         """Begin with one worker. `start` starts a task."""
@@ -35,8 +34,8 @@ class Crew:
         self.got_messages(())
 
     def got_messages(self, waiting: Sized) -> None:
-        """A worker has got messages: begin another if none is `waiting` and fewer than `most` have begun.
-        It has the context variables of the call of `run`."""
+        """A worker has got messages: begin another if none is `waiting` and fewer than `most` have begun. The
+        new worker has the context variables of the call of `run`."""
         if waiting or self.count >= self._most:
             return
         assert self._start is not None, "the crew has not begun"
@@ -50,18 +49,18 @@ class Workers:
     """The workers of one consumer, over all its calls of `run`."""
 
     asked: int = 0
-    """How many have begun, in calls of `run` that last."""
+    """Number of workers in calls of `run` that have not ended."""
     running: int = 0
     ended: str = ""
-    """How the last call of `run` ended; empty while none has."""
+    """The end of the last call of `run`, in words; empty before it."""
 
     def began(self) -> None:
-        """Another worker was started."""
+        """Count a new worker."""
         self.asked += 1
 
     @contextmanager
     def requested(self, most: int) -> Iterator[Crew]:
-        """A call of `run` with at most `most` workers lasts as long as the block."""
+        """Note, for the block, a call of `run` with at most `most` workers."""
         crew = Crew(self, most)
         ended = "it returned"
         try:
@@ -78,7 +77,7 @@ class Workers:
 
     @contextmanager
     def one(self) -> Iterator[None]:
-        """A worker runs as long as the block."""
+        """Note, for the block, a worker."""
         self.running += 1
         try:
             yield
@@ -86,8 +85,8 @@ class Workers:
             self.running -= 1
 
     def problem(self) -> str:
-        """Why an open consumer that does not drain consumes nothing; empty when all is well. A consumer that
-        is iterated over, without a call of `run`, has no problem of this kind."""
+        """The reason why an open consumer that does not drain consumes nothing; empty when all is well. A
+        consumer that is iterated over, without a call of `run`, has no problem of this kind."""
         if self.running < self.asked:
             return f"consumes with {self.running} of the {self.asked} workers that it started with"
         if not self.asked and self.ended:

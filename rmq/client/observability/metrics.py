@@ -37,7 +37,7 @@ class Lags:
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
         self.by_topic: dict[tuple[str, str], int] = {}
-        """(group, topic) -> messages, of this client's queues, when they were asked last."""
+        """(group, topic) -> messages in this client's queues, at the last query."""
 
     async def watch(self, session: Session) -> None:
         """Query until cancelled. Consumers whose brokers do not answer have no figure."""
@@ -118,7 +118,7 @@ class ClientMetrics(Observer):
         self._handlers[(*token.labels, outcome)].observe(self._now() - token.at)
 
     def collect(self) -> list[Metric]:
-        """The figures of now, names in Prometheus' form without the prefix `rmq_`."""
+        """The present figures, with names in Prometheus' form without the prefix `rmq_`."""
         session = self._session
         return [
             Metric(

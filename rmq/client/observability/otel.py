@@ -164,7 +164,7 @@ class OpenTelemetry(Observer):
         self._consumed.add(token.count, attributes)
         _end(token.span, attributes, error)
 
-    # --- what is read ---
+    # --- reading messages ---
 
     def _retries(self, _: metrics.CallbackOptions) -> Iterable[metrics.Observation]:
         retries = {} if self._session is None else self._session.send_retries

@@ -4,8 +4,8 @@
 
     async with rmq.connect(address, plugins=[PrometheusMetrics()]) as client: ...
 
-Needs the extra `metrics` (prometheus-client); nothing else imports it. Where the figures are shown is the
-application's affair: `prometheus_client.start_http_server`, `make_asgi_app`.
+Needs the extra `metrics` (prometheus-client); no other module imports it. The application chooses how to show
+the figures: `prometheus_client.start_http_server`, `make_asgi_app`.
 """
 
 from __future__ import annotations

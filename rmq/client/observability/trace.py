@@ -43,7 +43,7 @@ WAITING_MAX: Final = 2_048
 ROWS_OF_A_MESSAGE: Final = 100
 PAUSE_SECONDS: Final = 0.5
 FAILED: Final = 2
-"""How RocketMQ names it when a handler has raised."""
+"""RocketMQ's name for a handler that has raised."""
 _STATES: Final = {0: "UNKNOW", 8: "COMMIT_MESSAGE", 12: "ROLLBACK_MESSAGE"}
 
 
@@ -54,7 +54,7 @@ class _Began:
 
 
 class MessageTrace(Observer):
-    """Traces to `topic`; for one client. `dropped` counts rows that came too fast or could not be sent."""
+    """Traces to `topic`; for one client. `dropped` counts rows that were too many or could not be sent."""
 
     def __init__(self, topic: str = TRACE_TOPIC) -> None:
         """Raises InvalidName, InvalidType."""
@@ -64,7 +64,7 @@ class MessageTrace(Observer):
         self._session: Session | None = None
         self._sending = anyio.Lock()
 
-    # --- writing ---
+    # --- sending rows ---
 
     def attach(self, session: Session) -> None:
         self._session = session
@@ -76,7 +76,7 @@ class MessageTrace(Observer):
             await self.flush()
 
     async def flush(self) -> None:
-        """Send the gathered rows now. Cancelled: rows that were on their way may be lost."""
+        """Send the gathered rows now. Cancelled: rows in flight may be lost."""
         if self._session is None:
             return
         async with self._sending:
@@ -87,7 +87,7 @@ class MessageTrace(Observer):
                 keys = dict.fromkeys(key for row in rows for key in index_keys(row))
                 body = "".join(map(encode, rows)).encode()
                 message = Message(self.topic, body, keys=list(keys))
-                try:  # past the observers: traces are not traced
+                try:  # not observed: traces are not traced
                     await sender.send(pack(message, session.unique_ids.next(), session.config))
                 except RmqError as error:
                     self.dropped += len(rows)
@@ -99,7 +99,7 @@ class MessageTrace(Observer):
         else:
             self._rows.append(context)
 
-    # --- seeing ---
+    # --- observing ---
 
     def sending(self, group: str, message: Message, extra: MutableMapping[str, str]) -> _Began | None:
         session = self._session
@@ -123,7 +123,7 @@ class MessageTrace(Observer):
     def sent(self, token: _Began | None, result: SendResult | None, error: BaseException | None) -> None:
         session = self._session
         if token is None or session is None or result is None:
-            return  # as with RocketMQ, what was not stored leaves no trace
+            return  # as with RocketMQ, a message that was not stored leaves no trace
         bean = evolve(
             token.context.beans[0],
             message_id=result.message_id,

@@ -32,7 +32,7 @@ class _Entry:
 
 
 class Accumulator:
-    """Of one producer. `tasks` outlives every send."""
+    """The accumulator of one producer. `tasks` outlives every send."""
 
     def __init__(self, sender: Sender, tasks: TaskGroup) -> None:
         self._batches = Batches(sender)
@@ -52,7 +52,7 @@ class Accumulator:
             together.append(entry)
         else:
             if not self._gathered:
-                # A task that is started now runs when all that are ready now have had their turn.
+                # A task that is started now runs after all tasks that are ready now.
                 self._tasks.start_soon(self._send_gathered)
             self._gathered[key] = [entry]
         result: SendResult = await entry.waiter.wait()
@@ -67,7 +67,7 @@ class Accumulator:
             await self._send(key, batch)
 
     async def _send(self, key: BatchKey, batch: list[_Entry]) -> None:
-        """A request. Raises nothing but cancellation: errors go to the waiting sends."""
+        """Send a batch. Raises only cancellation: errors go to the waiting sends."""
         entries = iter(batch)
         try:
             outgoing = batch[0].outgoing if len(batch) == 1 else _joined(key, batch)

@@ -23,16 +23,17 @@ if TYPE_CHECKING:
     from rmq.protocol import _engine
 
 BATCH_BYTES: Final = 128 * 1024
-"""Bodies and properties of one request, at most: what keeps a broker's other senders waiting for 0.1 ms."""
+"""Longest bodies and properties of one request: a larger request would keep a broker's other senders waiting
+for more than 0.1 ms."""
 
 BatchKey = tuple[str, bool, MessageQueue | None, str | None]
-"""What the messages of a batch share: topic, `wait_store`, and where they are to go."""
+"""Common values of the messages of a batch: topic, `wait_store`, and the target queue."""
 
 
 def batch_key(
     message: Message, outgoing: Outgoing, queue: MessageQueue | None, sharding_key: str | None
 ) -> BatchKey:
-    """Raises InvalidType for a queue or a sharding key that is none."""
+    """The key of a message. Raises InvalidType for a queue or a sharding key of a wrong type."""
     if queue is not None:
         check_type("queue", queue, MessageQueue, "an rmq.MessageQueue")
     elif sharding_key is not None:
@@ -41,19 +42,19 @@ def batch_key(
 
 
 class BatchBody:
-    """The body of a batch send, which grows to `most` bytes, but for a first message that has more. That of
-    the compiled engine takes plain messages as they are, too."""
+    """The body of a batch send, which grows to `most` bytes, or to the size of its first message. The body of
+    the compiled engine also takes plain messages without encoding."""
 
     def __init__(self, most: int) -> None:
         self.count = 0
-        """Messages in it."""
+        """Number of messages in it."""
         self._most = most
         self._size = 0
         self._parts: list[bytes] = []
 
     def add(self, message: Message, unique_id: str) -> int:
-        """Add a message unencoded. Return the bytes in the batch, 0 without room for the message, -1 when it
-        has to be checked and encoded first."""
+        """Add a message unencoded. Return the bytes in the batch, 0 without room for the message, -1 when
+        Python must check and encode it first."""
         return -1
 
     def add_encoded(self, message: bytes) -> int:
@@ -75,7 +76,7 @@ class BatchBody:
 
 
 def new_body(topic: str, wait_store: bool, config: ClientConfig) -> BatchBody | _engine.BatchBody:
-    """An empty one, for messages of a topic."""
+    """An empty body, for messages of a topic."""
     if engine.compiled is None or config.namespace:
         return BatchBody(BATCH_BYTES)
     body_most = min(BATCH_BYTES, config.max_message_size + 1, config.compress_over or BATCH_BYTES)
@@ -86,15 +87,15 @@ def new_body(topic: str, wait_store: bool, config: ClientConfig) -> BatchBody | 
 
 
 class Batches:
-    """Of one producer."""
+    """The batches of one producer."""
 
     def __init__(self, sender: Sender) -> None:
         self._sender = sender
         self.are_known = True
-        """Until a broker says that it knows no such request."""
+        """False once a broker has answered that it does not know such requests."""
 
     def takes(self, message: Message, outgoing: Outgoing) -> bool:
-        """Whether a message may go in a batch: not delayed, not of a retry topic, without system flags
+        """True if a message may go in a batch: not delayed, not of a retry topic, without system flags
         (compressed, prepared), and not large."""
         return (
             self.are_known
@@ -106,8 +107,8 @@ class Batches:
 
     async def send(self, key: BatchKey, outgoing: Outgoing) -> list[tuple[int, SendResult | Exception]]:
         """Send a message, or several joined by `joined`, in a single request if possible. For each request
-        return the number of its messages, in order, and its result or error. Raises nothing but cancellation:
-        the messages may or may not be stored in that case."""
+        return the number of its messages, in order, and its result or error. Raises only cancellation: the
+        messages may or may not be stored in that case."""
         *_, queue, sharding_key = key
         count = outgoing.unique_id.count(",") + 1
         try:
@@ -117,14 +118,14 @@ class Batches:
                 self.are_known = False
             if count == 1:
                 return [(1, error)]
-            # Nothing of it is stored.
+            # No message of it is stored.
             return [outcome for one in _taken_apart(outgoing) for outcome in await self.send(key, one)]
         except Exception as error:
             return [(count, error)]
 
 
 def joined(key: BatchKey, flag: int, body: bytes, unique_ids: Sequence[str]) -> Outgoing:
-    """Messages of the same key as a request. `body` is the result of `encode_batch`."""
+    """A request of messages with the same key. `body` is the result of `encode_batch`."""
     topic, wait_store, *_ = key
     wait = "WAIT\x01true" if wait_store else "WAIT\x01false"
     together = Outgoing(topic, body, 0, flag, wait, ",".join(unique_ids), is_batch=True, code=BATCH)
@@ -132,7 +133,7 @@ def joined(key: BatchKey, flag: int, body: bytes, unique_ids: Sequence[str]) -> 
 
 
 def encoded(outgoing: Outgoing) -> bytes:
-    """A message as it stands in a batch."""
+    """A message in the form of a batch."""
     return encode_batch([(outgoing.flag, outgoing.body, outgoing.properties)])
 
 

@@ -1,8 +1,9 @@
 """Idempotent sending: a message that a producer repeats, because a response was lost, is stored once.
 
 The producer numbers its messages. A message stays at the broker of its first write, which answers a
-repetition with the place of the first. Brokers of rmq do so while `idempotentSendKeepTime` is not 0. To other
-brokers, and for messages that no batch can hold (delayed messages, transactions), it is a `Sender`.
+repetition with the place of the first. Brokers of rmq do so while `idempotentSendKeepTime` is not 0. With
+other brokers, and for messages that no batch can hold (delayed messages, transactions), it works as a
+`Sender`.
 """
 
 from __future__ import annotations
@@ -45,19 +46,20 @@ FIRST_PAUSE_SECONDS: Final = 0.1
 LONGEST_PAUSE_SECONDS: Final = 1.0
 DELAYING: Final = ("DELAY", PROPERTY_DELAY_MS, PROPERTY_DELAY_SEC, PROPERTY_DELIVER_MS)
 AGAIN: Final = (*NETWORK_ERRORS, SystemBusy, ServiceNotAvailable)
-"""After these the same broker is asked again: it may have stored the message, or does so soon."""
+"""Errors after which the client asks the same broker again: it may have stored the message, or does so
+soon."""
 
 
 class IdempotentSender(Sender):
-    """Sends in the name of a producer group, each message once. Its name among the brokers is that of the
-    group and a number by chance: each producer numbers its own messages."""
+    """Sends in the name of a producer group, each message once. Brokers know the producer by its group and a
+    random number: each producer numbers its own messages."""
 
     def __init__(self, session: Session, group: str) -> None:
         super().__init__(session, group)
         self._producer = f"{group[:100]}#{session.chance.getrandbits(64):016x}"
         self._next_number = 0
         self._without: set[str] = set()
-        """Brokers that do not know such sends."""
+        """Brokers that do not support such sends."""
 
     async def send(
         self,
@@ -66,7 +68,7 @@ class IdempotentSender(Sender):
         sharding_key: str | None = None,
         timeout: float | None = None,
     ) -> SendResult:
-        """As `Sender.send`, but a message that may have been stored goes to the same queue again, up to
+        """Send as `Sender.send` does, but repeat a message that may have been stored at the same queue, up to
         `timeout`, or to `send_queue_ms`. Raises SendFailed after that: the message is stored once or not at
         all. Cancelled: the same."""
         if not _is_numbered(outgoing):
@@ -107,8 +109,8 @@ class IdempotentSender(Sender):
         sharding_key: str | None,
         timeout: float | None,
     ) -> MessageQueue:
-        """The queue that the message goes to, however often. Waits for a route as a `Sender` does, and raises
-        the same."""
+        """The queue of the message for all its attempts. Waits for a route as a `Sender` does, and raises the
+        same errors."""
         if queue is not None:
             return queue
         session = self._session
@@ -120,7 +122,7 @@ class IdempotentSender(Sender):
         return self._next(rotation, (), self._session.now())
 
     def _number(self, outgoing: Outgoing) -> Outgoing:
-        """The same as a batch that has its number."""
+        """The message as a batch with its number."""
         number = self._next_number
         self._next_number += outgoing.unique_id.count(",") + 1
         body = outgoing.body

@@ -1,6 +1,4 @@
-"""Outgoing messages of a producer: checked, given an id, compressed and made into requests.
-Pure.
-"""
+"""Outgoing messages of a producer: checked, given an id, compressed and made into requests. Pure."""
 
 from __future__ import annotations
 
@@ -53,10 +51,11 @@ from rmq.protocol.properties import PROPERTY_DELAY_MS, PROPERTY_DELIVER_MS, enco
 from rmq.protocol.record import NUL_IN_PROPERTIES, PROPERTIES_MAX, compress, compressed_flag, encode_batch
 
 STATUSES = {0: "SEND_OK", 10: "FLUSH_DISK_TIMEOUT", 12: "FLUSH_SLAVE_TIMEOUT", 11: "SLAVE_NOT_AVAILABLE"}
-"""Response codes of a send that say "stored", and what else they say."""
+"""Response codes of a stored send -> its status."""
 
 BATCH_MESSAGES: Final = 1000
-"""Of one request, at most: the header of its answer names the place of each, and is not read over 64 KiB."""
+"""Messages of one request, at most: the header of its answer has the place of each, and a header over 64 KiB
+is not read."""
 COMPRESSED = compressed_flag()
 SEND = int(RequestCode.SEND_MESSAGE_V2)
 BATCH = int(RequestCode.SEND_BATCH_MESSAGE)
@@ -79,7 +78,7 @@ class Outgoing:
 
 
 class DeliveryTime(TypedDict, total=False):
-    """The fields of a `Message` that say when it is delivered."""
+    """The fields of a `Message` for its delivery time."""
 
     delay_ms: int | None
     deliver_at_ms: int | None
@@ -88,7 +87,8 @@ class DeliveryTime(TypedDict, total=False):
 def delivery_time(
     delay_ms: int | None, delay: float | timedelta | None, deliver_at: datetime | None
 ) -> DeliveryTime:
-    """Raises InvalidType, and ConfigError when there are several, or for a datetime without a time zone."""
+    """The delivery time in ms. Raises InvalidType, and ConfigError when there are several times, or for a
+    datetime without a time zone."""
     if (delay_ms is not None) + (delay is not None) + (deliver_at is not None) > 1:
         given = {"delay_ms": delay_ms, "delay": delay, "deliver_at": deliver_at}
         raise ConfigError("delay", given, "only one of delay_ms, delay and deliver_at")
@@ -114,7 +114,7 @@ def pack(
     sys_flag: int = 0,
     code: int = SEND,
 ) -> Outgoing:
-    """Check a message and make it ready; `extra` are properties of RocketMQ's own. Raises InvalidName,
+    """Check a message and encode it; `extra` are properties of RocketMQ's own. Raises InvalidName,
     InvalidMessage."""
     try:
         topic = message.topic
@@ -138,7 +138,7 @@ def pack_batch(
     config: ClientConfig,
     extras: Sequence[Mapping[str, str]] | None = None,
 ) -> list[Outgoing]:
-    """Check a batch and make it ready: a single topic, no delays, the same `wait_store`; a request for each
+    """Check a batch and encode it: a single topic, no delays, the same `wait_store`; a request for each
     `max_message_size` bytes or `BATCH_MESSAGES`. `extras` are further properties of each message. Raises
     InvalidName, InvalidMessage."""
     if not messages:
@@ -178,7 +178,7 @@ def pack_batch(
 
 
 def check_topic(topic: str) -> None:
-    """Raises InvalidName, or InvalidMessage for topics that the brokers keep to themselves."""
+    """Raises InvalidName, or InvalidMessage for topics that are reserved to brokers."""
     validate_topic(topic)
     if topic in NOT_SENDABLE_TOPICS:
         raise InvalidMessage(remark=f"{topic} is a system topic: applications cannot send to it")
@@ -211,12 +211,12 @@ def _check_fits(message: Message, first: Message) -> None:
 def properties_text(
     message: Message, unique_id: str, extra: Mapping[str, str] | None = None, max_delay_level: int = 18
 ) -> str:
-    """The property text of a message. Raises InvalidMessage for names and values that it cannot carry."""
+    """The property text of a message. Raises InvalidMessage for names and values that it cannot hold."""
     own = message.properties
     if not (own or extra or message.keys or message.tags or message.is_delayed):
         wait = "true" if message.wait_store else "false"
         return f"{PROPERTY_UNIQUE_KEY}\x01{unique_id}\x02WAIT\x01{wait}"
-    message.check_types()  # again: its fields can be set
+    message.check_types()  # again: the fields may have been set since
     if not RESERVED_PROPERTIES.isdisjoint(own):
         names = ", ".join(sorted(RESERVED_PROPERTIES.intersection(own)))
         raise InvalidMessage(remark=f"the property names {names} are RocketMQ's own")
@@ -263,7 +263,7 @@ def checked_properties(properties: dict[str, str]) -> str:
 
 
 QUEUES_MAX: Final = 4096
-"""Of so many queues a template keeps the texts."""
+"""Number of queues whose texts a template keeps."""
 _frame_send = None if engine.compiled is None else engine.compiled.frame_send
 _Ends = tuple[str, str, tuple[bytes, bytes, bytes, bytes]]
 _HEADER_END: Final = f',"serializeTypeCurrentRPC":"JSON","version":{VERSION}}}'
@@ -279,7 +279,7 @@ class SendTemplate:
     _ends: dict[MessageQueue, _Ends] = field(factory=dict, eq=False, repr=False)
 
     def framed(self, outgoing: Outgoing, queue: MessageQueue, now_ms: int) -> Framed | Command:
-        """The same as `request`, with its frame where that can be made at once: a third of the work."""
+        """The request of `request`, with its frame where that can be made at once: a third of the work."""
         if outgoing.more is not None or outgoing.topic != queue.topic:
             return self.request(outgoing, queue, now_ms)
         ends = self._ends.get(queue)
@@ -341,7 +341,7 @@ class SendTemplate:
 
 
 def read_result(response: Command, queue: MessageQueue, unique_id: str) -> SendResult:
-    """The result of a send that was stored. Raises RemoteProtocolError when the answer lacks its parts."""
+    """The result of a stored send. Raises RemoteProtocolError when parts of the answer are missing."""
     ext = response.ext
     try:
         queue_id = int(ext["queueId"])
@@ -390,13 +390,13 @@ def each(result: SendResult) -> Iterator[SendResult]:
             )
 
 
-# Request and reply: a producer sends a request message, a consumer of it replies, and the reply comes back to
-# the producer. The request carries an id (CORRELATION_ID), the producer's client id (REPLY_TO_CLIENT) and how
-# long it waits (TTL). The reply is sent to the broker that the request came through; the broker pushes it
-# over the connection that the producer's heartbeat made known.
+# Request and reply: a producer sends a request message, a consumer of it replies, and the reply comes back
+# to the producer. The request has an id (CORRELATION_ID), the producer's client id (REPLY_TO_CLIENT) and its
+# time to live (TTL). The reply is sent to the broker that the request came through; the broker pushes it
+# over the connection of the producer's heartbeat.
 
 REPLY: Final = "reply"
-"""The type of a message that is a reply."""
+"""The type of a reply message."""
 
 
 def request_properties(client_id: str, timeout: float) -> dict[str, str]:
@@ -412,10 +412,10 @@ def asker_waits_until(message: StoredMessage) -> int | None:
     """The time, in ms since 1970, until which the requester waits for the reply; None for any message but a
     request.
 
-    Counted from its birth or its storage, whichever is later, since either host may have a slow clock.
-    RocketMQ's client for Go writes its time to live in seconds, where all other clients write ms: a number
-    below 1,000 is taken for seconds. So a request of another client that lives for less than a second may be
-    delivered too late; otherwise no request of Go's client would be delivered.
+    The time to live counts from the birth or the storage of the request, whichever is later, since either
+    host may have a slow clock. RocketMQ's client for Go writes the time to live in seconds, all other clients
+    in ms: a number below 1,000 counts as seconds. So a request of another client that lives for less than a
+    second may be delivered too late; otherwise no request of Go's client would be delivered.
     """
     given = message.properties
     ttl = given.get(PROPERTY_TTL, "")

@@ -1,8 +1,8 @@
 """Pipeline: sends of many messages without a task or a wait for each.
 
-Messages are gathered and go in few requests, several of which are on their way at a time. A request begins
-when it is full, when no request of its kind is on its way, or when the present request is answered: so
-messages that come slowly do not wait, and messages that come fast go together.
+Messages are gathered and go in few requests, several of which are in flight at a time. A request begins when
+it is full, when no request of its kind is in flight, or when the present request is answered: so messages
+that come slowly do not wait, and messages that come fast go together.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 OnResult = Callable[[Message, SendResult | Exception], object]
 
 AT_A_TIME: Final = 4
-"""A window is enough for so many requests, so that there is always one on its way."""
+"""Requests for which a window has room, so that one is always in flight."""
 _CLOSED = "the client was closed; the message may be stored"
 
 
@@ -41,18 +41,18 @@ class _Batch:
     body: BatchBody | _engine.BatchBody
     ids: list[str] = field(factory=list)
     flag: int = 0
-    """The first one's."""
+    """The index of the first message."""
     messages: list[Message] = field(factory=list)
-    """If somebody wants to be told of each."""
+    """True if the caller wants the result of each message."""
     tokens: list[list[tuple[Observer, Any]]] = field(factory=list)
-    """What observers gave for each message, if there are any."""
+    """Results of observers for each message, if there are observers."""
     alone: Outgoing | None = None
-    """Its only message, which cannot go with others; `body` is empty then."""
+    """Its only message, which cannot go with others; `body` is empty in that case."""
 
 
 @define(eq=False)
 class _Lane:
-    """Messages of a key: on their way, waiting for an earlier request, or being gathered."""
+    """Messages of a key: in flight, waiting for an earlier request, or being gathered."""
 
     key: BatchKey
     on_their_way: int = 0
@@ -61,7 +61,7 @@ class _Lane:
 
     @property
     def is_ordered(self) -> bool:
-        """Whether a request begins only when the one before it has ended."""
+        """True if a request begins only when the one before it has ended."""
         *_, queue, sharding_key = self.key
         return queue is not None or sharding_key is not None
 
@@ -72,13 +72,13 @@ class Pipeline:
     `send` returns as soon as the window has room for the message, without waiting for its result. Leaving the
     block waits for all results and raises the first error; after an error it waits for nothing, and accepted
     messages are still sent. Messages of the same topic with the same `queue`, or the same `sharding_key`, are
-    stored in the order of their sends: a single request of theirs is on its way at a time. Other messages
-    have several, and queues take turns from request to request.
+    stored in the order of their sends: only one request of these messages is in flight at a time. Other
+    messages have several requests in flight, and queues take turns from request to request.
 
     `on_result(message, result)` is called with each message's result, a SendResult or the error, in the order
-    of the sends within a request. It then handles the errors. Without it the first error ends the pipeline:
-    it is raised by the next `send`, by `flush` or by the block, and its note says how many messages are
-    stored. An exception of `on_result` ends the pipeline as well.
+    of the sends within a request. In that case `on_result` handles the errors. Without it the first error
+    ends the pipeline: the next `send`, `flush` or the block raises it, with a note of the number of stored
+    messages. An exception of `on_result` ends the pipeline as well.
     """
 
     def __init__(
@@ -98,11 +98,11 @@ class Pipeline:
             expected = "a function of a message and its result"
             check_callable("on_result", on_result, expected, takes=2, is_awaited=False)
         self.window = window
-        """Messages that may be without a result at a time."""
+        """Messages without a result, at most, at a time."""
         self.stored = 0
-        """Messages whose result says that they are stored."""
+        """Number of stored messages."""
         self.failed = 0
-        """Messages whose result is an error."""
+        """Number of messages whose result is an error."""
         self._session = session
         self._group = group
         self._batches = Batches(sender)
@@ -111,7 +111,7 @@ class Pipeline:
         self._begin, self._end = begin, end
         self._taken = 0
         self._lanes: dict[BatchKey, _Lane] = {}
-        self._last: _Lane | None = None  # the lane of the message before, which is mostly that of the next
+        self._last: _Lane | None = None  # the lane of the last message, which is mostly that of the next one
         self._is_starting = False
         self._failure: BaseException | None = None
         self._is_open = False
@@ -119,7 +119,7 @@ class Pipeline:
 
     @property
     def in_flight(self) -> int:
-        """Messages that were taken and have no result yet."""
+        """Number of messages that were taken and have no result yet."""
         return self._taken
 
     async def __aenter__(self) -> Pipeline:
@@ -145,16 +145,16 @@ class Pipeline:
         """Take a message, as soon as the window has room.
 
         The message is sent as by `Producer.send`, whose errors are those of its result. Raises InvalidName,
-        InvalidMessage, InvalidType and ConfigError, with the message refused and the pipeline going on;
-        LocalProtocolError outside of the block; without `on_result` the first error of an earlier message.
-        Cancelled: the message is not taken.
+        InvalidMessage, InvalidType and ConfigError, for a refused message, after which the pipeline
+        continues; LocalProtocolError outside of the block; without `on_result` the first error of an earlier
+        message. Cancelled: the message is not taken.
         """
         while self._taken >= self.window and self._failure is None and self._is_open:
             await self._change()
         self._check()
         lane, session = self._last, self._session
         if lane is not None and lane.key[2] is queue and lane.key[3] == sharding_key:
-            # As nearly all messages go with the compiled engine, which looks at nothing but plain ones.
+            # The way of nearly all messages with the compiled engine, which accepts plain messages only.
             batch = lane.gathered
             if batch is not None and self._batches.are_known and not session.observers:
                 unique_id = session.unique_ids.next()
@@ -194,7 +194,7 @@ class Pipeline:
             batch = lane.gathered = self._new_batch(key, outgoing)
             batch.body.add_encoded(one)
             if not lane.on_their_way and not self._is_starting:
-                # A task that is started now runs when whoever sends has to wait for something.
+                # A task that is started now runs when the sender's task has to wait.
                 self._is_starting = True
                 self._tasks.start_soon(self._start_waiting)
         batch.ids.append(outgoing.unique_id)
@@ -214,7 +214,7 @@ class Pipeline:
 
     async def flush(self) -> None:
         """Wait for the results of all accepted messages, also of those that other tasks send during the wait.
-        Raises the first error, without `on_result`. Cancelled: they are still sent."""
+        Raises the first error, without `on_result`. Cancelled: the messages are still sent."""
         self._start_all()
         while self._taken:
             await self._change()
@@ -231,7 +231,7 @@ class Pipeline:
         return tasks
 
     async def _start_waiting(self) -> None:
-        """Begin what waits for nothing."""
+        """Begin requests that need not wait."""
         self._is_starting = False
         for lane in list(self._lanes.values()):
             if lane.gathered is not None and not lane.on_their_way:
@@ -288,7 +288,7 @@ class Pipeline:
             raise
 
     def _finish(self, batch: _Batch, at: int, count: int, outcome: SendResult | Exception) -> None:
-        """Give `count` messages of a batch, from number `at` on, their result."""
+        """Give their result to `count` messages of a batch, from number `at` on."""
         self._taken -= count
         if isinstance(outcome, Exception):
             self.failed += count
@@ -343,7 +343,7 @@ class Pipeline:
         raise failure
 
     async def _change(self) -> None:
-        """Return when some messages have their results."""
+        """Wait until some messages have their results."""
         waiter = current_loop().waiter()
         self._waiting.append(waiter)
         await waiter.wait()

@@ -60,9 +60,8 @@ log = logging.getLogger("rmq.client.producer")
 class Producer(AsyncResource):
     """Sends messages: `async with client.producer("orders-producer") as producer`.
 
-    Any number of tasks may send at once over the same producer; that is how to have many messages in
-    flight. Leaving the block waits for the sends that other tasks have begun, at most
-    `shutdown_timeout_ms`.
+    Any number of tasks may send at once over the same producer, to have many messages in flight. Leaving the
+    block waits for the sends that other tasks have begun, at most `shutdown_timeout_ms`.
     """
 
     def __init__(
@@ -71,17 +70,17 @@ class Producer(AsyncResource):
         self._session = session
         self.group = validate_group(group)
         self._sender = IdempotentSender(session, group) if idempotent else Sender(session, group)
-        # What is compressed is in no batch, and only those are numbered.
+        # Compressed messages are never in a batch, and only batches are numbered.
         self._packing = evolve(session.config, compress_over=0) if idempotent else session.config
         tasks = session.tasks if auto_batch else None
         self._accumulator = None if tasks is None else Accumulator(self._sender, tasks)
-        self._unfinished = 0  # sends, and transactions between their half and their end
+        self._unfinished = 0  # sends, and transactions between half message and decision
         self._idle = Wakeup()
         self._is_open = False
         self._scope = TaskGroupScope()
 
     async def __aenter__(self) -> Producer:
-        """Join. Raises ConfigError when this client has a producer of that group already."""
+        """Register the producer. Raises ConfigError when this client has a producer of that group already."""
         if self.group in self._session.producers:
             raise ConfigError("group", self.group, "a group that has no producer in this client yet")
         self._session.arrive()
@@ -115,14 +114,14 @@ class Producer(AsyncResource):
         """Send a message and return when a broker has stored it.
 
         By default queues are taken in turn, and a failure of a broker is retried at another broker, up to
-        `retry_times`, within `send_timeout_ms` of being on its way; a message may be stored twice when a
+        `retry_times`, within `send_timeout_ms` of time in flight; a message may be stored twice when a
         response was lost. With `queue`, or with `sharding_key` (equal keys go to the same queue, as with a
         Java producer), it is written once; both together are refused.
 
         While nothing of the message can be stored the send waits, up to `send_queue_ms`: for a broker that
-        cannot be reached, for a master, and for room when `send_window` other sends are on their way to the
-        broker. So any number of sends may be begun at once. For the first route of a topic, because no name
-        server knows it or none can be reached, it waits only as long as a send may take.
+        cannot be reached, for a master, and for room when `send_window` other sends to the broker are in
+        flight. So any number of sends may be begun at once. For the first route of a topic, when no name
+        server knows it or none can be reached, the send waits only for `send_timeout_ms`.
 
         `timeout` bounds this send, in seconds: waiting, all attempts and their responses together, in place
         of `send_timeout_ms` and `send_queue_ms`. While another broker can take the message, a broker that
@@ -155,7 +154,8 @@ class Producer(AsyncResource):
         sys_flag: int,
         timeout: float | None = None,
     ) -> SendResult:
-        """Send in front of observers. `extra` are properties of RocketMQ's own: then it goes alone."""
+        """Send, and call the observers. `extra` are properties of RocketMQ's own: such a message goes
+        alone."""
         session = self._session
         accumulator = None if extra or timeout is not None else self._accumulator
         tokens = self._announce(message, extra)
@@ -180,7 +180,7 @@ class Producer(AsyncResource):
             self._report(tokens, result, failure)
 
     def _announce(self, message: Message, extra: dict[str, str]) -> list[tuple[Observer, Any]]:
-        """Tell the observers that a message is about to be sent."""
+        """Call the observers' hook for a message that is about to be sent."""
         return self._session.observers.begin(lambda observer: observer.sending(self.group, message, extra))
 
     def _report(
@@ -202,11 +202,10 @@ class Producer(AsyncResource):
         """Send several messages of a topic, in as few requests as `max_message_size` allows, 1,000 in each at
         most: the messages of a request are all stored in the same queue, or none.
 
-        They have the same `wait_store` and no delay. Otherwise as `send`, where `timeout` is for each
-        request; the result has the ids of all messages, and `parts` for several requests. After a failed
-        request, the error's notes say how many messages are stored; the rest is not sent. Cancelled: of the
-        request that was on its way all may be stored or none; earlier requests are stored, and later ones are
-        not sent.
+        They have the same `wait_store` and no delay. Otherwise as `send`, with `timeout` for each request;
+        the result has the ids of all messages, and `parts` for several requests. After a failed request, the
+        error's notes have the number of stored messages; the rest is not sent. Cancelled: the messages of the
+        request in flight are all stored or none; earlier requests are stored, and later ones are not sent.
         """
         check_type("messages", messages, Sequence, "a list of rmq.Message")
         if not self._session.observers:
@@ -249,7 +248,7 @@ class Producer(AsyncResource):
         return results[0] if len(results) == 1 else joined(results)
 
     def pipeline(self, window: int = 1000, *, on_result: OnResult | None = None) -> Pipeline:
-        """For many messages without a wait for each result: a block, `async with producer.pipeline() as
+        """A block for many messages without a wait for each result: `async with producer.pipeline() as
         pipeline`, and in it `await pipeline.send(message)`, which waits only while `window` messages have no
         result yet. They go in batches, where possible. `on_result(message, result)` gets the result of each,
         a SendResult or the error; without it the first error is raised from the block. See `Pipeline`. Raises
@@ -267,8 +266,8 @@ class Producer(AsyncResource):
         timeout: float | None = None,
     ) -> SendResult:
         """Send a message packed by other code, or the body of a batch made of columns. Its form is not
-        checked again, and observers do not see it. Otherwise as `send`. Cancelled: it may or may not be
-        stored."""
+        checked again, and observers do not see it. Otherwise as `send`. Cancelled: the message may or may not
+        be stored."""
         self._check_open()
         self._unfinished += 1
         try:
@@ -279,7 +278,8 @@ class Producer(AsyncResource):
     async def queues(self, topic: str) -> tuple[MessageQueue, ...]:
         """The queues that a topic's messages are spread over, in the order on which sharding keys rest.
 
-        Raises NoRoute. Cancelled: nothing has happened."""
+        Raises NoRoute. Cancelled: nothing changes.
+        """
         self._check_open()
         full = with_namespace(self._session.config.namespace, validate_topic(topic))
         return (await self._sender.rotation(full, self._sender.timeout)).route.publish_queues
@@ -291,7 +291,7 @@ class Producer(AsyncResource):
 
         Returns when the message is handed to the connection, which may take time while the broker does not
         read. Raises InvalidName, InvalidMessage, InvalidType, ConfigError, NoRoute, ConnectFailed. Cancelled:
-        it may or may not be on its way.
+        the message may or may not be sent.
         """
         session = self._session
         extra: dict[str, str] = {}
@@ -310,7 +310,8 @@ class Producer(AsyncResource):
     async def recall(self, handle: str | None) -> str:
         """Recall a message that waits for its delivery time, by the `recall_handle` of its result; return its
         id. Raises LocalProtocolError for an invalid handle, and for None, the handle of a message without a
-        delay; NoRoute; ResponseError when it is too late. Cancelled: it may or may not be recalled."""
+        delay; NoRoute; ResponseError when it is too late. Cancelled: the message may or may not be
+        recalled."""
         self._check_open()
         if handle is None:
             raise LocalProtocolError(
@@ -341,9 +342,10 @@ class Producer(AsyncResource):
         queue: MessageQueue | None = None,
         sharding_key: str | None = None,
     ) -> StoredMessage:
-        """Send a message and return the reply of whoever consumes it, within `timeout` seconds.
+        """Send a message and return its consumer's reply, within `timeout` seconds.
 
-        Raises as `send`, and ReplyTimeout when no reply came. Cancelled: a reply is dropped."""
+        Raises as `send`, and ReplyTimeout when no reply came. Cancelled: a reply is dropped.
+        """
         self._check_open()
         session = self._session
         check_type("message", message, Message, "an rmq.Message")
@@ -363,9 +365,9 @@ class Producer(AsyncResource):
     async def reply(self, message: StoredMessage, body: bytes) -> SendResult:
         """Answer a message that `request` sent, also of a Java producer.
 
-        Raises InvalidMessage for a message that is no request, AskerGone when its sender is gone or no longer
-        waits; a handler that raises this error does not get the request again. Cancelled: the reply may or
-        may not have been sent.
+        Raises InvalidMessage for a message that is no request, AskerGone when its sender has disconnected or
+        no longer waits; a handler that raises this error does not get the request again. Cancelled: the reply
+        may or may not have been sent.
         """
         session = self._session
         check_type("message", message, StoredMessage, "the request message, as delivered")
@@ -385,10 +387,10 @@ class Producer(AsyncResource):
         rotation = await self._sender.rotation(topic, timeout)
         await self._session.announce_producer(self.group, rotation.route.brokers)
 
-    # --- what leaving the block waits for ---
+    # --- work that leaving the block waits for ---
 
     def _begin(self) -> None:
-        """Something begins that leaving the block waits for."""
+        """Note the begin of work that leaving the block waits for."""
         self._unfinished += 1
 
     def _begin_request(self) -> None:

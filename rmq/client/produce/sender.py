@@ -1,14 +1,14 @@
 """Sender: the way of a packed message to a broker. It chooses the queue, waits for room in the broker's
-window, tries other brokers after a failure, and keeps account of the brokers' health, which all senders of a
-client share.
+window, tries other brokers after a failure, and records the brokers' health, which all senders of a client
+share.
 
 Two times bound a send. While nothing of the message can have been stored (no route, a broker that cannot be
 reached, a connection that was lost before the request was written, no room) it waits, up to `send_queue_ms`,
 and retries after growing random pauses. Once the message is written, `send_timeout_ms` counts, and so does
 each failed attempt. A send with a `timeout` of its own has that for both together.
 
-A sender knows neither blocks nor observers: a `Producer` adds those; a re-drive of dead letters and the
-message trace use senders directly.
+A sender has neither blocks nor observers: a `Producer` adds both; a re-drive of dead letters and the message
+trace use senders directly.
 """
 
 from __future__ import annotations
@@ -56,11 +56,12 @@ log = logging.getLogger("rmq.client.sender")
 
 FIRST_PAUSE_SECONDS: Final = 0.1
 LONGEST_PAUSE_SECONDS: Final = 1.0
-"""Before a broker is tried again because there is no other; each pause is half of that or more, by chance."""
+"""Pause before a broker is tried again because no other broker is left; each pause is a random half to whole
+of it."""
 ASKING_PART: Final = 0.9
-"""Of the time that a send has left, name servers may take so much to answer."""
+"""Share of a send's remaining time that name servers have for an answer."""
 SHORTEST_PAUSE_SECONDS: Final = 0.001
-"""A pause that a clock cannot tell from none would never end where time goes on by sleeping only."""
+"""Shortest pause: a shorter one would never end on a clock that only moves by sleeping."""
 
 
 @define
@@ -71,18 +72,18 @@ class _SendAttempts:
     retries: int
     """Attempts that may still fail after they were written."""
     timeout: float
-    """How long attempts may wait for answers, together."""
+    """Total time of attempts that wait for answers."""
     patience: float
-    """How long it may wait while nothing of it is on its way."""
+    """Time that the send may wait while nothing of it is in flight."""
     limit: float = math.inf
-    """How long all of it may take."""
+    """Time for the whole send."""
     in_flight: float = 0.0
-    """For how long attempts waited for answers, together."""
+    """Time that attempts have waited for answers."""
     held_up: float = 0.0
-    """Time that attempts got on top because the event loop was held up: it does not count."""
+    """Extra time of attempts while the event loop was held up: it does not count."""
     written_at: float = 0.0
     asked: float = 0.0
-    """The time that the present attempt has for its answer."""
+    """The time of the present attempt for its answer."""
     broker: str = ""
     chosen: MessageQueue | None = None
     """The queue of the first attempt, whose turn it is."""
@@ -90,30 +91,30 @@ class _SendAttempts:
     """Brokers since the last pause."""
     pauses: int = 0
     search: RouteRequest | None = None
-    """The search for a route that it waited for last."""
+    """The search for a route that the send waited for last."""
     attempts: dict[tuple[str, str], tuple[tuple[str, RmqError, float], int]] = attrs.Factory(dict)
 
     def waited(self, now: float) -> float:
-        """For how long it was nowhere on its way."""
+        """Time in which nothing of the send was in flight."""
         return now - self.began - self.in_flight - self.held_up
 
     def patience_left(self, now: float) -> float:
-        """For how long it may wait now."""
+        """Time that the send may still wait with nothing in flight."""
         waited = self.waited(now)
         return max(min(self.patience - waited, self.limit - waited - self.in_flight), 0.0)
 
     def seconds_left(self, now: float) -> float:
-        """For how long attempts may wait for answers from now on."""
+        """Time that attempts may still wait for answers."""
         return min(self.timeout - self.in_flight, self.limit - self.waited(now) - self.in_flight)
 
     def attempted(self, now: float) -> None:
-        """An attempt that was written has failed."""
+        """Count a failed attempt that was written."""
         took = now - self.written_at
         self.in_flight += min(took, self.asked)
         self.held_up += max(took - self.asked, 0.0)
 
     def note(self, error: RmqError, now: float) -> None:
-        """An attempt has failed. Equal ones are kept once: a patient send makes many."""
+        """Note a failed attempt. Equal ones are kept once: a patient send makes many."""
         key = self.broker, str(error)
         self.attempts[key] = (
             (self.broker, error, now - self.began),
@@ -122,7 +123,7 @@ class _SendAttempts:
 
     @property
     def is_forbidden(self) -> bool:
-        """Whether every broker that was tried says that this client may not send there."""
+        """True if every tried broker answers that this client may not send to the topic."""
         return all(isinstance(error, NoPermission) for (_, error, _), _ in self.attempts.values())
 
     def end(self) -> RmqError:
@@ -137,7 +138,8 @@ class _SendAttempts:
 
 
 def check_timeout(timeout: object) -> None:
-    """Raises InvalidType for a time that is no number, ConfigError when nothing could be sent in it."""
+    """Raises InvalidType for a time that is no number, ConfigError for a time that is too short for any
+    send."""
     check_number("timeout", timeout, SHORTEST_PAUSE_SECONDS, whole=False)
 
 
@@ -153,7 +155,7 @@ def _check_queue(queue: object, sharding_key: object) -> None:
 
 
 def _is_unsent(error: RmqError) -> bool:
-    """Whether nothing can have been stored: the request was not written, or its broker does not write now."""
+    """True if nothing can have been stored: the request was not written, or its broker does not write now."""
     if isinstance(error, ConnectionLost):
         return not error.was_sent
     return isinstance(error, (ConnectFailed, WindowFull, ServiceNotAvailable)) or (
@@ -162,7 +164,7 @@ def _is_unsent(error: RmqError) -> bool:
 
 
 class Sender:
-    """Sends in the name of a producer group, which need not be a member of anything."""
+    """Sends in the name of a producer group, without being a member of it."""
 
     def __init__(self, session: Session, group: str) -> None:
         self.timeout = session.config.send_timeout_ms / 1000
@@ -199,7 +201,7 @@ class Sender:
             if rotation is not None and rotation.is_writable:
                 chosen = self._next(rotation, (), now)
         if chosen is not None:
-            # As nearly all sends go: nothing to wait for, and no account to keep. Each call is paid for.
+            # The way of nearly all sends: nothing to wait for, and nothing to count. Each call costs time.
             broker = chosen.broker_name
             window, connection = session.windows.of(broker), session.connection(broker)
             if connection is not None and window.room:
@@ -231,9 +233,8 @@ class Sender:
     async def send_oneway(
         self, outgoing: Outgoing, queue: MessageQueue | None = None, sharding_key: str | None = None
     ) -> None:
-        """Hand a request without an answer to a connection. Raises NoRoute, ConnectFailed. Cancelled: it may
-        or may not be on its way.
-        """
+        """Hand a request without an answer to a connection. Raises NoRoute, ConnectFailed. Cancelled: the
+        request may or may not be sent."""
         if queue is not None:
             _check_queue(queue, sharding_key)
         elif sharding_key is not None:
@@ -252,9 +253,10 @@ class Sender:
             raise
 
     async def rotation(self, topic: str, timeout: float) -> Rotation:
-        """The queues of `topic` that can be written, also of one that a broker is to make on the first send.
+        """The writable queues of `topic`, also of a topic that a broker creates on the first send.
 
-        Raises NoRoute. Cancelled: nothing has happened."""
+        Raises NoRoute. Cancelled: nothing changes.
+        """
         session = self._session
         rotation = await session.rotation(topic, timeout, create=True)
         if not rotation.is_writable:
@@ -268,8 +270,8 @@ class Sender:
     async def _patiently(
         self, outgoing: Outgoing, fixed: MessageQueue | None, sharding_key: str | None, course: _SendAttempts
     ) -> SendResult:
-        """Send with everything needed: wait for a route, for room, for a connection, and retry. During a
-        pause the send stays in its broker's window, so that later sends wait instead of trying, too."""
+        """Send with all waits: for a route, for room, for a connection, and for retries. During a pause the
+        send stays in its broker's window, so that later sends wait and do not try, too."""
         session, topic = self._session, outgoing.topic
         is_free = fixed is None and sharding_key is None
         inside: Window | None = None
@@ -314,8 +316,8 @@ class Sender:
         raise search.last.with_traceback(None)
 
     async def _found(self, topic: str, course: _SendAttempts) -> Rotation:
-        """Of many sends that wait for a route a single send queries repeatedly, and the rest uses its
-        results."""
+        """Wait for a route: of many sends that wait for one, a single send queries repeatedly, and the others
+        use its results."""
         session = self._session
         while (search := session.searches.get(topic)) is not None:
             course.search = search
@@ -332,7 +334,8 @@ class Sender:
                     return await self.rotation(topic, self._asking_seconds(course))
                 except NoRoute as error:
                     search.last = error
-                    # Once more at least: the first answer may have come while a burst of sends kept the loop.
+                    # At least once more: the first answer may have come while a burst of sends kept the loop
+                    # busy.
                     if error.refused or (course.pauses and self._is_over(error, topic, course)):
                         search.error = error
                         raise
@@ -342,7 +345,7 @@ class Sender:
             search.over.set()
 
     def _asking_seconds(self, course: _SendAttempts) -> float:
-        """How long name servers may take now. A send with a limit has their errors before its own end."""
+        """Seconds that name servers may take now. A send with a limit has their errors before its own end."""
         seconds = min(self.timeout, course.timeout)
         if course.limit == math.inf:
             return seconds
@@ -369,14 +372,14 @@ class Sender:
     async def _attempt(
         self, outgoing: Outgoing, queue: MessageQueue, course: _SendAttempts, rotation: Rotation | None
     ) -> SendResult:
-        """A request to a queue's broker, as soon as a connection takes it."""
+        """Send a request to a queue's broker, as soon as a connection takes it."""
         session, broker = self._session, queue.broker_name
         address = session.routes.master(broker)
         if address is None:
             await session.refresh(outgoing.topic, min(self.timeout, course.timeout))
             address = session.brokers.master(queue)
         seconds = max(course.seconds_left(session.now()), SHORTEST_PAUSE_SECONDS)
-        # While there is another broker to try, one that hangs may take half of the time, not all of it.
+        # While another broker is left to try, a broker that hangs may take half of the time, not all of it.
         if course.retries and rotation is not None and rotation.has_other([*course.tried, broker]):
             seconds /= 2
         connection = session.connection(broker)
@@ -390,7 +393,7 @@ class Sender:
         return await self._exchange(connection, outgoing, queue, now, seconds)
 
     async def _room(self, connection: Connection, queue: MessageQueue, course: _SendAttempts) -> None:
-        """Wait until earlier writes are on their way."""
+        """Wait until earlier writes are in flight."""
         session = self._session
         patience = course.patience_left(session.now())
         with anyio.move_on_after(patience) as scope:
@@ -401,7 +404,7 @@ class Sender:
     async def _exchange(
         self, connection: Connection, outgoing: Outgoing, queue: MessageQueue, now: float, seconds: float
     ) -> SendResult:
-        """The request, written now, and its answer. Keeps account of how long it took."""
+        """Write the request now, and return its answer. Records the time that it took."""
         session = self._session
         make = self._template.request if connection.is_signing else self._template.framed
         response = await connection.call(make(outgoing, queue, session.now_ms()), seconds)
@@ -430,7 +433,7 @@ class Sender:
         return error
 
     def _next(self, rotation: Rotation, tried: Collection[str], now: float) -> MessageQueue:
-        """The next queue: on no broker that was tried, and if possible on none that is to be avoided."""
+        """The next queue: on no tried broker, and if possible on no broker to avoid."""
         avoided = self._avoided(now)
         if avoided:
             both = {*tried, *avoided}
@@ -471,7 +474,7 @@ class Sender:
             tried = (*course.tried, course.broker)
             if course.is_forbidden and not (rotation is not None and rotation.has_other(tried)):
                 session.refresh_soon(topic)
-                self._give_up(error, course, is_free)  # the same brokers would say the same again
+                self._give_up(error, course, is_free)  # the same brokers would answer the same again
             course.retries -= 1
         session.send_retries[topic] += 1
         error.with_traceback(None)  # it is kept, and its frames would be, too
@@ -484,7 +487,8 @@ class Sender:
         return max(self._pause(course), min(pause, course.patience_left(self._session.now())))
 
     def _pause(self, course: _SendAttempts) -> float:
-        """Seconds to the next attempt: more each time, and by chance, so that many do not come together."""
+        """Seconds to the next attempt: longer each time, and random, so that many sends do not come
+        together."""
         longest = exponential_backoff(FIRST_PAUSE_SECONDS, course.pauses, LONGEST_PAUSE_SECONDS)
         course.pauses += 1
         left = course.patience_left(self._session.now())
@@ -495,14 +499,14 @@ class Sender:
         raise last from (None if last is error else error)
 
     def _is_over(self, error: RmqError, topic: str, course: _SendAttempts) -> bool:
-        """Whether the send has waited long enough for the missing thing that an error names. An unknown
+        """True if the send has waited long enough for the missing thing that an error names. An unknown
         topic, or a topic without write permission, is probably a mistake, which is reported soon."""
         patience = course.patience
         if isinstance(error, NoRoute):
             known = self._session.routes.get(topic)
             if known is None or all(MASTER_ID in by_id for by_id in known.route.brokers.values()):
                 patience = min(self.timeout, patience)
-        elif isinstance(error, ServiceNotAvailable):  # it stops, and is back soon; or its disk is full
+        elif isinstance(error, ServiceNotAvailable):  # it stops, and may be back soon; or its disk is full
             patience = min(self.timeout, patience)
         now = self._session.now()
         return course.waited(now) >= patience or course.patience_left(now) <= 0

@@ -1,7 +1,8 @@
 """Transactions: a message that consumers see only when its producer's own work has succeeded.
 
 The message is stored at once, out of sight ("half"); its end, commit or rollback, follows as a one-way
-request. When no end comes, the broker asks a producer of the group what became of it: the check-back."""
+request. When no end comes, the broker asks a producer of the group for it: the check-back.
+"""
 
 from __future__ import annotations
 
@@ -51,11 +52,11 @@ log = logging.getLogger("rmq.client.transactional")
 
 CHECKS_AT_ONCE: Final = 16
 CHECKS_WAITING: Final = 2_000
-"""Further check-backs are dropped: the broker asks again."""
+"""Check-backs that may run; further ones are dropped: the broker asks again."""
 
 
 class Decision(IntEnum):
-    """How a transaction ends. UNKNOWN: not decided yet, ask again later."""
+    """The end of a transaction. UNKNOWN: not decided yet, ask again later."""
 
     UNKNOWN = 0
     COMMIT = SYS_COMMIT
@@ -75,8 +76,8 @@ class TransactionalProducer(Producer):
     """A producer whose messages can be part of a transaction; made by `Client.transactional_producer`.
 
     `check_back(message)` returns COMMIT, ROLLBACK or UNKNOWN for a half message whose end the broker does not
-    know, perhaps of another process of the group. It runs beside the block, at most 16 at a time; its errors
-    are logged and count as UNKNOWN. An ordinary function runs in a worker thread.
+    know, perhaps of another process of the group. The function runs beside the block, at most 16 at a time;
+    its errors are logged and count as UNKNOWN. An ordinary function runs in a worker thread.
     """
 
     def __init__(self, session: Session, group: str, check_back: CheckBack) -> None:
@@ -88,7 +89,7 @@ class TransactionalProducer(Producer):
         self._scope = TaskGroupScope()
 
     async def __aenter__(self) -> TransactionalProducer:
-        await self._scope.__aenter__()  # first: check-backs may come as soon as the producer is known
+        await self._scope.__aenter__()  # first: check-backs may come as soon as brokers know the producer
         try:
             await super().__aenter__()
         except BaseException as error:
@@ -121,7 +122,7 @@ class TransactionalProducer(Producer):
         began = session.now()
         result = await self._observed(message, queue, key, extra, SYS_PREPARED)
         if result.status != "SEND_OK":
-            # It may be lost with its broker, so the transaction does not begin.
+            # The message may be lost with its broker, so the transaction does not begin.
             await self._send_decision(result, Decision.ROLLBACK, f"half message: {result.status}")
             broker = result.message_queue.broker_name
             refusal = for_code(_CODES[result.status], "the half message is not safe", broker)
@@ -131,7 +132,7 @@ class TransactionalProducer(Producer):
     async def _decide(
         self, result: SendResult, message: Message, decision: Decision, remark: str | None = None
     ) -> None:
-        """End the transaction of an application's block."""
+        """Decide a transaction at the end of an application's block."""
         await self._send_decision(result, decision, remark)
         observers = self._session.observers
         if observers:
@@ -176,7 +177,7 @@ class TransactionalProducer(Producer):
     # --- check-back ---
 
     def check(self, message: StoredMessage, header: CheckTransactionStateRequestHeader, address: str) -> None:
-        """The broker at `address` asks what became of a half message."""
+        """Handle the check-back of a half message by the broker at `address`."""
         unique = message.message_id
         if not self._is_open or unique in self._checking or len(self._checking) >= CHECKS_WAITING:
             return
@@ -215,23 +216,24 @@ class Transaction:
     """One message in the hands of its producer.
 
     Entering stores the half message; raises as `Producer.send`, and SendFailed when it is stored but not as
-    safely as the broker promises. A normal exit commits, or does what `decision` says; an exception rolls
-    back and goes on. Cancelled inside the block: nothing is sent, the check-back decides. An end that does
-    not reach the broker is logged, and the check-back decides too."""
+    safely as the broker promises. A normal exit sends `decision` (by default: commit); an exception rolls
+    back and is raised again. Cancelled inside the block: no decision is sent, and the check-back decides. A
+    decision that does not reach the broker is logged, and the check-back decides.
+    """
 
     def __init__(
         self, producer: TransactionalProducer, message: Message, queue: MessageQueue | None, key: str | None
     ) -> None:
         self.message = message
         self.decision = Decision.COMMIT
-        """What a normal exit sends."""
+        """The decision of a normal exit."""
         self._producer = producer
         self._where = (queue, key)
         self._result: SendResult | None = None
 
     @property
     def result(self) -> SendResult:
-        """Where the half message is stored, and its ids."""
+        """The place of the half message, and its ids."""
         if self._result is None:
             raise LocalProtocolError("the transaction has not begun: use the transaction inside its block")
         return self._result

@@ -76,7 +76,7 @@ class DeadLetter:
 
     @property
     def died_at_ms(self) -> int:
-        """When it became a dead letter, in ms since 1970."""
+        """The time at which it became a dead letter, in ms since 1970."""
         return self.message.store_timestamp
 
     @property
@@ -87,7 +87,7 @@ class DeadLetter:
 
 
 def read_letter(message: StoredMessage, namespace: str = "") -> DeadLetter:
-    """The dead letter that a message of a dead letter topic is."""
+    """The dead letter in a message of a dead letter topic."""
     given = message.properties
     topic = given.get(DLQ_ORIGIN_TOPIC) or given.get(PROPERTY_RETRY_TOPIC) or ""
     times = given.get(DLQ_RECONSUME_TIMES, "")
@@ -139,7 +139,7 @@ ALL_LETTERS: Final = Letters()
 
 
 def ids_of(letter: DeadLetter) -> tuple[str, ...]:
-    """All ids that it may be named by: its producer's, its own, and its place in the broker's log."""
+    """All ids of a letter: its producer's, its own, and its place in the broker's log."""
     return letter.message_id, letter.message.message_id, letter.message.offset_message_id
 
 
@@ -170,7 +170,7 @@ def message_again(letter: DeadLetter, topic: str) -> tuple[Message, dict[str, st
 
 
 def is_there(key: str, found: Iterable[StoredMessage]) -> bool:
-    """Whether one of these messages was that letter."""
+    """True if one of these messages is a copy of that letter."""
     return any(message.properties.get(DLQ_REDRIVE_KEY) == key for message in found)
 
 
@@ -188,12 +188,12 @@ class Redriven:
 # Re-drive: reads the dead letters of a group and sends the chosen ones to their topics again.
 
 GROUP: Final = "CLIENT_INNER_PRODUCER"
-"""The producer group that sends dead letters again; Java's clients send in its name, too."""
+"""The producer group that sends dead letters again; Java's clients use it, too."""
 FOREVER_MS = (1 << 63) - 1
 INDEX_STEP_MS = 1000
-"""The index knows when messages were stored in whole seconds."""
+"""Resolution of the index: it keeps store times in whole seconds."""
 COPIES = 64
-"""Messages of one id that a broker is asked for."""
+"""Messages of one id in a query to a broker."""
 
 Progress = Callable[[Redriven], object]
 
@@ -209,10 +209,11 @@ class Redrive:
         validate_group(self.group)
 
     async def letters(self, chosen: Letters = ALL_LETTERS, limit: int = 1000) -> list[DeadLetter]:
-        """The first `limit` letters that are meant, queue by queue, each in the order of their death.
+        """The first `limit` selected letters, queue by queue, each in the order of their death.
 
         None when the group has no dead letters. Raises NoPermission when their topic may not be read, and as
-        `PullConsumer.pull`. Cancelled: nothing has happened."""
+        `PullConsumer.pull`. Cancelled: nothing changes.
+        """
         check_type("letters", chosen, Letters, "an rmq.Letters")
         found: list[DeadLetter] = []
         async with aclosing(self._read(chosen)) as reading:
@@ -236,8 +237,8 @@ class Redrive:
 
         At most `rate` a second; `progress` is called after each. Letters that come during the run are
         ignored. A failure of a single letter, such as a deleted topic, is counted; when no broker can be
-        reached or takes anything, the run ends with that error. Cancelled, or ended by an error: sent letters
-        stay sent; the next run goes on behind them. Raises as `letters` and `Producer.send`.
+        reached or takes messages, the run ends with that error. Cancelled, or ended by an error: sent letters
+        stay sent; the next run continues behind them. Raises as `letters` and `Producer.send`.
         """
         check_type("letters", chosen, Letters, "an rmq.Letters")
         if rate is not None:
@@ -265,7 +266,7 @@ class Redrive:
                 done.already += 1
             else:
                 message, extra = message_again(letter, topic)
-                # It has its id already, and observers are not told.
+                # It has its id already, and observers are not called.
                 outgoing = pack(message, letter.message_id, self.session.config, extra=extra)
                 await sender.send(outgoing, sharding_key=extra.get(PROPERTY_SHARDING_KEY))
                 done.sent += 1
@@ -282,7 +283,7 @@ class Redrive:
         return read_topic(self.session, topic, chosen.since_ms)
 
     async def _is_sent(self, letter: DeadLetter, topic: str) -> bool:
-        """Query all brokers of the topic for the letter."""
+        """True if a broker of the topic has a copy of the letter."""
         session = self.session
         full = with_namespace(session.config.namespace, topic)
         if not full:

@@ -1,5 +1,5 @@
 """Discarded half messages: producers gave no decision in all check-backs; the broker keeps such messages in
-TRANS_CHECK_MAX_TIME_TOPIC. This module reads that topic, and has messages checked again."""
+TRANS_CHECK_MAX_TIME_TOPIC. This module reads that topic, and starts the check-backs of its messages again."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ else:
 
 @frozen
 class DiscardedHalf:
-    """A half message that the broker has given up: of which producer `group`, for which `topic`, and how
-    often the group was asked (`checks`)."""
+    """A half message that the broker has given up: its producer `group`, its `topic`, and the number of
+    check-backs (`checks`)."""
 
     message: StoredMessage
     group: str
@@ -48,7 +48,7 @@ class DiscardedHalf:
 
 
 def read_discarded(message: StoredMessage, namespace: str = "") -> DiscardedHalf:
-    """The half message that a message of TRANS_CHECK_MAX_TIME_TOPIC is."""
+    """The half message in a message of TRANS_CHECK_MAX_TIME_TOPIC."""
     given = message.properties
     checks = given.get(PROPERTY_TRANSACTION_CHECK_TIMES, "")
     return DiscardedHalf(

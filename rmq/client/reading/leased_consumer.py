@@ -38,15 +38,15 @@ FAILED_SECONDS: Final = 1.0
 ACKS_MAX: Final = 2_048
 """Acknowledgements of one request."""
 ACK_SECONDS: Final = 0.1
-"""Acknowledgements are gathered for so long, as each request costs the broker a write; not in order, where
-the next message waits for them."""
+"""Seconds for which acknowledgements are gathered, as each request costs the broker a write; not in order,
+where the next message waits for them."""
 
 AT_HAND: Final = 1_024
-"""Messages that wait for fast handlers, as many as those of a push consumer with four queues."""
+"""Messages that wait for fast handlers, as many as with a push consumer of four queues."""
 FAST_SECONDS: Final = 0.2
 SLOW_SECONDS: Final = 1.0
-"""Handlers that take so long for half of the messages at hand are fast, or slow. For slow handlers no more
-messages wait than there are handlers, since other members could work on them."""
+"""Seconds for half of the waiting messages that divide fast handlers from slow ones. For slow handlers only
+as many messages wait as there are handlers, since other members could work on them."""
 RELEASES_AT_ONCE: Final = 16
 """Requests in flight that give back messages at a drain."""
 
@@ -59,9 +59,9 @@ class LeasedConsumer(AsyncResource):
     """Consumes single messages: `client.consumer(group, topics, per_message=True)`.
 
     Members of a group share the topics whatever the number of queues, and a slow message holds up no other. A
-    message is leased for `lease` seconds, and the lease is renewed while its handler works. A handler that
-    returns acknowledges its message; a failed handler gives the message back, for a retry after the time that
-    a `Retry` or the consumer's `retry` says, else by the policy of the group.
+    message is leased for `lease` seconds, and the lease is renewed while its handler works. When a handler
+    returns, its message is acknowledged; when it fails, its message is retried after the delay of a `Retry`
+    or of the consumer's `retry`, else by the policy of the group.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class LeasedConsumer(AsyncResource):
         self._ready: ReadyQueue[ReceivedMessage] = ReadyQueue()
         self._handled = 0
         self._refill_at = 0
-        """When fewer messages than these wait, more are taken."""
+        """Number of waiting messages below which more are taken."""
         self._working: dict[ReceivedMessage, None] = {}
         self._acks: list[ReceivedMessage] = []
         self._cut_off: list[ReceivedMessage] = []
@@ -112,15 +112,15 @@ class LeasedConsumer(AsyncResource):
         self._threads = ThreadWaits()
 
     async def __aenter__(self) -> LeasedConsumer:
-        """Begin. Cancelled: the consumer is not open."""
+        """Begin to receive. Cancelled: the consumer is not open."""
         await self._inner.__aenter__()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Stop: handlers are cancelled. Messages whose handlers have ended are acknowledged before, and all
-        others given back."""
+        """Stop the consumer: handlers are cancelled. Messages whose handlers have ended are acknowledged
+        first, and all others given back."""
         self._is_stopping = True
         for scope in self._running:
             scope.cancel()
@@ -143,7 +143,7 @@ class LeasedConsumer(AsyncResource):
 
     @property
     def in_flight(self) -> int:
-        """The messages that this consumer has."""
+        """Number of messages that this consumer holds."""
         return len(self._ready.entries) + len(self._working)
 
     async def drain(self, timeout: float | None = None) -> bool:
@@ -168,7 +168,7 @@ class LeasedConsumer(AsyncResource):
         return is_done
 
     async def _give_back(self) -> None:
-        """Take no more messages, and give back those that wait for a handler."""
+        """Take no more messages, and give back the messages that wait for a handler."""
         waiting = deque(self._ready.entries)
         self._ready.close()
         self._has_room.set()
@@ -181,9 +181,9 @@ class LeasedConsumer(AsyncResource):
         """Call `handler` with each message, up to `concurrency` at a time, until the consumer drains or its
         block is left.
 
-        Returning means acknowledged. An exception is logged and the message is redelivered; with
+        A return acknowledges the message. An exception is logged and the message is redelivered; with
         `on_error="raise"` the exception is raised, but for a `Retry`. An ordinary function runs in a worker
-        thread. Cancelled: handlers are cancelled; their messages are redelivered.
+        thread. Cancelled: handlers are cancelled, and their messages are redelivered.
         """
         check_number("concurrency", concurrency, 1)
         check_callable("handler", handler, "a function of a message")
@@ -221,8 +221,8 @@ class LeasedConsumer(AsyncResource):
     # ---- the tasks of a run ----
 
     async def _receive(self, concurrency: int) -> None:
-        """Keep a message at hand for each handler, or as many as the handlers finish in a moment. More are
-        taken when half of them are worked on: taken singly, each would cost a request."""
+        """Keep a message ready for each handler, or as many as the handlers finish in a moment. More are
+        taken when half of them are in work: taken singly, each would cost a request."""
         size, came_at, entries = concurrency, self._session.now(), self._ready.entries
         handled = self._handled
         while not self._is_stopping:
@@ -265,7 +265,7 @@ class LeasedConsumer(AsyncResource):
             await anyio.lowlevel.checkpoint()
 
     async def _burst(self, call: Isolated) -> None:
-        """Handle messages that are at hand, before other tasks get a turn."""
+        """Handle ready messages, before other tasks get a turn."""
         ready, entries, working = self._ready, self._ready.entries, self._working
         context, requests, now = copy_context(), cancel_requests(), self._session.now
         if len(entries) > 1:
@@ -311,7 +311,7 @@ class LeasedConsumer(AsyncResource):
         await self._nack(message, after)
 
     async def _nack_cut_off(self) -> None:
-        """Have messages redelivered whose handlers were cancelled."""
+        """Nack messages whose handlers were cancelled."""
         while self._cut_off:
             await self._nack(self._cut_off.pop(), self._session.config.redelivery_delay_ms / 1000)
 
@@ -335,7 +335,7 @@ class LeasedConsumer(AsyncResource):
                 self._log_failed_nack(message, error)
 
     async def _acknowledge(self) -> None:
-        """Send acknowledgements, in batches: those that come during a request are gathered as well."""
+        """Send acknowledgements, in batches: the next batch is gathered during a request."""
         while True:
             if not self._acks:
                 await self._has_acks.wait()
@@ -352,7 +352,7 @@ class LeasedConsumer(AsyncResource):
         """Send one batch of acknowledgements; a failed one is retried as long as its lease lasts."""
         some, self._acks = self._acks[:ACKS_MAX], self._acks[ACKS_MAX:]
         try:
-            with anyio.CancelScope(shield=True):  # else nobody knows which of them the broker has
+            with anyio.CancelScope(shield=True):  # else the broker's state of each message is unknown
                 await self._inner.ack(*some)
         except FAILURES as error:
             now = self._session.now()

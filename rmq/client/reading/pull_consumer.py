@@ -47,7 +47,7 @@ class _Polling:
         return dispatch
 
     async def leave(self, *, done: bool) -> None:
-        """End; `done`: what was taken last has been consumed."""
+        """Leave the group; `done`: the messages taken last were consumed."""
         if done:
             self._finish_taken()
         await self.member.leave()
@@ -65,19 +65,19 @@ class _Polling:
         return [*taken]
 
     def _finish_taken(self) -> None:
-        """What was taken last has been consumed."""
+        """Mark the messages taken last as consumed."""
         taken, self._taken = self._taken, []
         for message in taken:
             if message.window is not None:
                 message.window.finish(message.queue_offset)
 
     async def commit(self) -> None:
-        """Commit all that was taken."""
+        """Commit all messages that were taken."""
         self._finish_taken()
         await self._assignments.commit(asked=True)
 
     def seek(self, queue: MessageQueue, queue_offset: int) -> None:
-        """Go on at another offset."""
+        """Continue at another offset."""
         self.member.seek(queue, queue_offset)
 
     def pause(self, queues: Iterable[MessageQueue]) -> None:
@@ -101,13 +101,13 @@ class PullResult:
 
 
 class PullConsumer(AsyncResource):
-    """Reads queues where and when the application says: `async with client.pull_consumer("replay") as
+    """Reads queues at the application's offsets and times: `async with client.pull_consumer("replay") as
     puller`.
 
-    Either the application gives each offset: `pull` and the methods with a queue. In this case nothing runs
-    between calls and nothing is committed without a call. Or the queues are pulled in the background, by
-    `subscribe` (divided among the members of the group) or `assign` (as given), and messages are taken by
-    `poll`.
+    There are two ways. With `pull` and the methods with a queue the application gives each offset: nothing
+    runs between calls and nothing is committed without a call. With `subscribe` (queues divided among the
+    members of the group) or `assign` (queues as given) the queues are pulled in the background, and `poll`
+    takes messages.
 
     All methods raise NoRoute, ConnectFailed, ConnectionLost, RequestTimeout and the ResponseError of a
     broker's refusal; only the background work is retried.
@@ -117,7 +117,7 @@ class PullConsumer(AsyncResource):
         self.group = validate_group(group)
         self._session = session
         self._positions: dict[MessageQueue, int] = {}
-        self._created_ms: dict[MessageQueue, int | None] = {}  # of the topics that these belong to
+        self._created_ms: dict[MessageQueue, int | None] = {}  # of the topics of these queues
         self._broker_ids: dict[MessageQueue, int] = {}
         self._templates: dict[tuple[MessageQueue, str | Sql], PullTemplate] = {}
         self._is_open = False
@@ -150,12 +150,13 @@ class PullConsumer(AsyncResource):
         auto_commit: bool = True,
         strategy: Strategy = averagely,
     ) -> None:
-        """Join the group, and have this member's share of the queues pulled. See `Client.consumer`.
+        """Join the group, and pull this member's share of the queues in the background. See
+        `Client.consumer`.
 
         With `auto_commit`, polled messages are committed every `commit_interval_ms`, once the next `poll` (or
         the end of the block) has shown that they were consumed. Raises ConfigError, InvalidName,
         LocalProtocolError for a consumer with queues, ResponseError when a broker refuses the group.
-        Cancelled: it has left again and has no queues.
+        Cancelled: the consumer has left again and has no queues.
         """
         full = full_topics(topics, self._session.config.namespace)
         await self._begin_polling(full, self._options(consume_from, auto_commit, strategy))
@@ -163,8 +164,8 @@ class PullConsumer(AsyncResource):
     async def assign(
         self, queues: Iterable[MessageQueue], *, consume_from: str | int = "last", auto_commit: bool = True
     ) -> None:
-        """Have these queues pulled, whatever other members of the group do. Raises as `subscribe`.
-        Cancelled: it has no queues."""
+        """Pull these queues in the background, whatever other members of the group do. Raises as `subscribe`.
+        Cancelled: the consumer has no queues."""
         named = frozenset(check_queues("queues", queues))
         topics = dict.fromkeys((queue.topic for queue in named), ALL)
         await self._begin_polling(topics, self._options(consume_from, auto_commit, queues=named))
@@ -204,7 +205,7 @@ class PullConsumer(AsyncResource):
 
     async def poll(self, max_messages: int = 32, timeout: float = 5.0) -> list[StoredMessage]:
         """The next messages of the assigned queues, at most `max_messages`; none after `timeout` seconds
-        without messages. Those of the last poll count as consumed. Cancelled: no message is lost."""
+        without messages. The messages of the last poll count as consumed. Cancelled: no message is lost."""
         check_number("max_messages", max_messages, 1)
         check_number("timeout", timeout, 0, whole=False)
         return await self._started().poll(max_messages, timeout)
@@ -230,7 +231,7 @@ class PullConsumer(AsyncResource):
     # --- reading by offsets ---
 
     async def message_queues(self, topic: str) -> list[MessageQueue]:
-        """The queues of a topic that can be read. Cancelled: nothing has happened."""
+        """The queues of a topic that can be read. Cancelled: nothing changes."""
         self._check_open()
         session = self._session
         full = with_namespace(session.config.namespace, validate_topic(topic))
@@ -238,18 +239,18 @@ class PullConsumer(AsyncResource):
         return list(rotation.route.subscribe_queues)
 
     async def min_offset(self, queue: MessageQueue) -> int:
-        """The offset of the oldest message that is still there. Cancelled: nothing has happened."""
+        """The offset of the oldest message in a queue. Cancelled: nothing changes."""
         await self._ensure_route(queue)
         return await self._session.brokers.min_offset(queue)
 
     async def max_offset(self, queue: MessageQueue) -> int:
-        """The offset that the next message will get. Cancelled: nothing has happened."""
+        """The offset of the next message to be stored in a queue. Cancelled: nothing changes."""
         await self._ensure_route(queue)
         return await self._session.brokers.max_offset(queue)
 
     async def bounds(self, queue: MessageQueue) -> dict[MessageQueue, tuple[int, int]]:
         """The minimum and maximum offsets of all queues that the topic has on the broker of `queue`, in one
-        request. Raises TopicNotExist. Cancelled: nothing has happened."""
+        request. Raises TopicNotExist. Cancelled: nothing changes."""
         await self._ensure_route(queue)
         return await self._session.brokers.bounds(queue)
 
@@ -260,26 +261,22 @@ class PullConsumer(AsyncResource):
 
     async def search_offset(self, queue: MessageQueue, timestamp_ms: int) -> int:
         """The offset of the first message stored at that time (ms since 1970) or later; `max_offset` when
-        there is none. Cancelled: nothing has happened.
-        """
+        there is none. Cancelled: nothing changes."""
         check_number("timestamp_ms", timestamp_ms, 0)
         await self._ensure_route(queue)
         return await first_since(self._session, self.group, queue, timestamp_ms)
 
     async def committed(self, queue: MessageQueue) -> int | None:
-        """The offset that the group has committed; None when there is none. Cancelled: nothing has
-        happened.
-        """
+        """The offset that the group has committed; None when there is none. Cancelled: nothing changes."""
         await self._ensure_route(queue)
         stored, created_ms = await self._session.brokers.query_position(self.group, queue)
         self._created_ms.setdefault(queue, created_ms)
         return stored
 
     async def commit(self, queue: MessageQueue, offset: int) -> None:
-        """Commit: the group goes on with the message at `offset`. Raises ResponseError when the topic was
-        deleted and made again since this consumer began with the queue, until `pull` has gone on in the
-        present topic. Cancelled: it may or may not be committed.
-        """
+        """Commit an offset: the group continues with the message at `offset`. Raises ResponseError when the
+        topic was deleted and created again since this consumer began with the queue, until `pull` has
+        continued in the present topic. Cancelled: the offset may or may not be committed."""
         check_number("offset", offset, 0)
         await self._ensure_route(queue)
         created_ms = self._created_ms.get(queue)
@@ -295,9 +292,8 @@ class PullConsumer(AsyncResource):
         self._positions[queue] = offset
 
     async def position(self, queue: MessageQueue) -> int:
-        """Where the next `pull` without an offset begins: after the last one, where `seek` said, where the
-        group has committed, or else at the oldest message. Cancelled: nothing has happened.
-        """
+        """The offset of the next `pull` without an offset: behind the last message, or the offset of `seek`,
+        or the group's committed offset, or else the oldest message. Cancelled: nothing changes."""
         if queue not in self._positions:
             stored = await self.committed(queue)
             self._positions[queue] = await self.min_offset(queue) if stored is None or stored < 0 else stored
@@ -312,13 +308,13 @@ class PullConsumer(AsyncResource):
         expression: str | Sql = ALL,
         wait: float = 0.0,
     ) -> PullResult:
-        """Up to `max_messages` messages from `offset` on, or from `position`; fewer is no sign of the end,
-        none is.
+        """Up to `max_messages` messages from `offset` on, or from `position`; only an empty result means the
+        end of the queue.
 
-        `expression` filters as in a subscription. `wait` is how many seconds the broker may hold the answer
-        while there is nothing. An offset outside the queue is corrected as the broker says, and so is an
-        offset of a topic that was deleted and made again since this consumer began with the queue. Cancelled:
-        nothing has happened, and the position stays.
+        `expression` filters as in a subscription. `wait` is the number of seconds for which the broker may
+        hold the answer while the queue has no message. An offset outside the queue is replaced by the
+        broker's answer, and so is an offset of a topic that was deleted and created again since this consumer
+        began with the queue. Cancelled: nothing changes, and the position stays.
         """
         check_number("max_messages", max_messages, 1)
         check_number("wait", wait, 0, whole=False)
@@ -355,23 +351,23 @@ class PullConsumer(AsyncResource):
         """A pull whose records stay bytes, for readers of many at once; the broker's advice on the offset is
         not followed, and tags are compared only by the broker, by their hashes.
 
-        Any number of pulls may be under way at once. Cancelled: nothing has happened.
+        Any number of pulls may be in flight at once. Cancelled: nothing changes.
         """
         await self._ensure_route(queue)
         response, address = await self._exchange(self._template(queue, expression), offset, max_messages, 0.0)
         return RawPull.of(response, address)
 
     async def topics(self) -> list[str]:
-        """The names of all topics that a name server knows, RocketMQ's own too. Cancelled: nothing has
-        happened."""
+        """The names of all topics that a name server knows, RocketMQ's own too. Cancelled: nothing
+        changes."""
         self._check_open()
         return await self._session.name_servers.topics(self._session.brokers.timeout)
 
     async def recorded(self, queue: MessageQueue) -> int | None:
-        """What the broker has written down as committed by the group; None when nothing.
+        """The offset in the broker's table of commits of the group; None without one.
 
-        `committed` may say 0 for a young queue that the group never committed; this reads the broker's
-        table of all groups, so it is for rare use. Cancelled: nothing has happened.
+        `committed` may return 0 for a young queue that the group never committed. This method reads the
+        broker's table of all groups, so it is for rare use. Cancelled: nothing changes.
         """
         await self._ensure_route(queue)
         return await self._session.brokers.recorded_offset(self.group, queue)
@@ -387,7 +383,7 @@ class PullConsumer(AsyncResource):
     async def _exchange(
         self, template: PullTemplate, queue_offset: int, max_messages: int, wait: float
     ) -> tuple[Command, str]:
-        """Send a pull; returns the answer and the address that it came from."""
+        """Send a pull; returns the answer and the answering address."""
         session, queue = self._session, template.queue
         _, address = session.brokers.reader(queue, self._broker_ids.get(queue, MASTER_ID))
         created_ms = self._created_ms.get(queue)
@@ -408,7 +404,7 @@ class PullConsumer(AsyncResource):
         return template
 
     async def _ensure_route(self, queue: MessageQueue) -> None:
-        """Have the address of the queue's broker."""
+        """Make sure that the address of the queue's broker is known."""
         self._check_open()
         check_type("queue", queue, MessageQueue, "an rmq.MessageQueue")
         if self._session.routes.reader(queue.broker_name) is None:
@@ -419,10 +415,10 @@ class PullConsumer(AsyncResource):
             raise not_open(f"pull consumer of {self.group}")
 
 
-# Whole topics, for tools: what they hold now, queue by queue.
+# Whole topics, for tools: their present messages, queue by queue.
 
 READER: Final = "TOOLS_CONSUMER"
-"""The group that reads for tools: every broker knows it."""
+"""The group in whose name tools read: every broker knows it."""
 
 
 async def read_topic(
@@ -430,8 +426,8 @@ async def read_topic(
 ) -> AsyncGenerator[StoredMessage]:
     """The present messages of `topic`, or those stored at `since_ms` or later; none for an unknown topic.
 
-    To be used in `aclosing`. Raises NoPermission when it may not be read, and as `PullConsumer.pull`.
-    Cancelled: nothing has happened.
+    Use the iterator in `aclosing`. Raises NoPermission when the topic may not be read, and as
+    `PullConsumer.pull`. Cancelled: nothing changes.
     """
     async with PullConsumer(session, READER) as puller:
         try:

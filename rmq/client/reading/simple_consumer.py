@@ -1,8 +1,8 @@
 """SimpleConsumer: single messages, each acknowledged by itself (per-message delivery).
 
-Any number of consumers of a group share the topics, whatever the number of queues. A message that is received
-is this consumer's for a time; then, or when the connection ends, the message is redelivered to any of these
-consumers.
+Any number of consumers of a group share the topics, whatever the number of queues. A received message belongs
+to its consumer for a time; after that, or when the connection ends, the message is redelivered to any of
+these consumers.
 """
 
 from __future__ import annotations
@@ -60,13 +60,13 @@ else:
     from rmq.lazy_attrs import frozen
 
 FAILURES: Final = (*REQUEST_FAILURES, CorruptRecord)
-"""Failures of a broker, also damage in its answer; other brokers may work, and this one later."""
+"""Failures of a broker, also damage in its answer; other brokers may work, and this broker later."""
 PAUSE_SECONDS: Final = 1.0
-"""Pause after such a failure."""
+"""Pause after such a failure, in seconds."""
 RECEIVE_MAX: Final = 1_000
 FIRST_RETRY_MS: Final = 10_000
-"""What RocketMQ's brokers are told when a message is given back by the policy of its group, which they do not
-apply here."""
+"""The redelivery time in ms for RocketMQ's brokers when a message is given back by the policy of its group:
+they do not apply the policy in this case."""
 
 log = logging.getLogger("rmq.client.consumer")
 
@@ -81,7 +81,7 @@ class _Place:
 
 @frozen(eq=False)
 class _Take:
-    """Messages of a queue that one answer brought: the parts of their handle without the offset."""
+    """Messages of a queue in one answer: the parts of their handles without the offset."""
 
     place: _Place
     start: int
@@ -94,8 +94,7 @@ class _Take:
 
 class ReceivedMessage(PulledMessage):
     """A message that a SimpleConsumer has received. `attempt` is 1 on its first delivery; `expires_at`, in
-    seconds of the event loop's clock, is when it is redelivered.
-    """
+    seconds of the event loop's clock, is the time of its redelivery."""
 
     __slots__ = ("_consumer", "_take", "attempt", "expires_at")
 
@@ -112,16 +111,14 @@ class ReceivedMessage(PulledMessage):
         return " ".join(map(str, (*words, take.queue_id, self.queue_offset)))
 
     async def ack(self) -> None:
-        """Acknowledge: the message is never redelivered. Raises as `SimpleConsumer.ack`. Cancelled: the
-        message may or may not be acknowledged.
-        """
+        """Acknowledge the message: it is never redelivered. Raises as `SimpleConsumer.ack`. Cancelled: the
+        message may or may not be acknowledged."""
         await self._consumer.ack(self)
 
     async def nack(self, *, after: float | None = None) -> None:
-        """Give the message back: the attempt has failed, and the message is redelivered after so many
-        seconds; None: by the retry policy of its group. Raises as `SimpleConsumer.ack`. Cancelled: it comes
-        again at the latest when its time ends.
-        """
+        """Nack the message: the attempt has failed, and the message is redelivered after so many seconds;
+        None: by the retry policy of its group. Raises as `SimpleConsumer.ack`. Cancelled: the message is
+        redelivered at the latest when its lease ends."""
         await self._consumer.nack(self, after=after)
 
     async def extend(self, seconds: float) -> None:
@@ -135,8 +132,7 @@ _RECEIVED: Final = quickest(ReceivedMessage)
 
 
 class SimpleConsumer(AsyncResource):
-    """Receives single messages: `async with client.simple_consumer("billing", {"Orders": "*"}) as
-    consumer`.
+    """Receives single messages: `async with client.simple_consumer("billing", {"Orders": "*"}) as consumer`.
 
         for message in await consumer.receive(32, wait=10, invisible=60):
             await bill(message)
@@ -144,9 +140,9 @@ class SimpleConsumer(AsyncResource):
 
     A message that is not acknowledged within `invisible` seconds is redelivered, to any consumer of the
     group, with its attempt counted; after the group's last attempt the message becomes a dead letter. With
-    `in_order`, a message waits while another one of its message group (`__SHARDINGKEY`) is out.
+    `in_order`, a message waits while another message of its message group (`__SHARDINGKEY`) is in flight.
 
-    The brokers must be ours, or RocketMQ's from 5.0 on; older brokers refuse (ResponseError).
+    The brokers must be rmq's, or RocketMQ's from 5.0 on; older brokers refuse (ResponseError).
     """
 
     def __init__(
@@ -160,8 +156,8 @@ class SimpleConsumer(AsyncResource):
         workers: Workers | None = None,
         problem: Callable[[], str] = str,
     ) -> None:
-        """`workers` are the tasks that consume the messages, if known; `problem` says why they do not, ""
-        while all is well."""
+        """`workers` are the tasks that consume the messages, if known; `problem` returns the reason why they
+        do not consume, "" while all is well."""
         self.group = validate_group(group)
         self._session = session
         self._subscriptions = {
@@ -175,18 +171,18 @@ class SimpleConsumer(AsyncResource):
         self._problem = problem
         self._taker = Taker(self._subscriptions, workers or Workers(), self._stopped)
         self._unanswered: dict[_Place, tuple[float, float, str]] = {}
-        """Since when a broker has answered nothing, how long it may take, and the last failure."""
+        """The time since when a broker has answered nothing, its time-out, and the last failure."""
         self._ready: list[ReceivedMessage] = []
         self._arrived = anyio.Event()
         self._polling: set[_Place] = set()
         self._paused: dict[_Place, float] = {}
         self._pops = Pops(session)
         self._known: set[_Place] = set()
-        """Places whose brokers have heard of this member, or soon will."""
+        """Places whose brokers have this member's heartbeat, or soon will."""
         self._error: Exception | None = None
 
     async def __aenter__(self) -> SimpleConsumer:
-        """Begin. Cancelled: the consumer is not open."""
+        """Begin to receive. Cancelled: the consumer is not open."""
         await self._scope.__aenter__()
         self._session.arrive()
         self._member = TakingMember.join(self._session, self.group, self._taker)
@@ -196,9 +192,8 @@ class SimpleConsumer(AsyncResource):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Give back what was not handed to the application; messages that the application has are redelivered
-        when their leases end.
-        """
+        """Give back messages that the application has not got; messages that the application has are
+        redelivered when their leases end."""
         self._is_open = False
         try:
             brokers = self._session.brokers
@@ -220,7 +215,7 @@ class SimpleConsumer(AsyncResource):
             raise NotReady(self.group, reason=stopped)
 
     def _stopped(self) -> str:
-        """Why this consumer receives nothing; "" while all is well."""
+        """The reason why this consumer receives nothing; "" while all is well."""
         if ended := self._scope.ended():
             return f"consumes nothing: its background tasks have ended ({ended})"
         if problem := self._problem():
@@ -305,7 +300,7 @@ class SimpleConsumer(AsyncResource):
         self._unanswered[place] = since, max(UNANSWERED_SECONDS, 2 * wait), trouble
         try:
             found = await self._pop(place, most, wait, invisible)
-            self._ready += found  # after the wait: meanwhile others take from the list
+            self._ready += found  # after the wait: other tasks take from the list during it
             self._paused.pop(place, None)
             del self._unanswered[place]
         except FAILURES as error:
@@ -373,11 +368,11 @@ class SimpleConsumer(AsyncResource):
     # ---- acknowledge, give back, extend ----
 
     async def ack(self, *messages: ReceivedMessage) -> None:
-        """Acknowledge messages: acknowledged messages are never redelivered. One broker gets one request.
+        """Acknowledge messages: they are never redelivered. Each broker gets one request.
 
-        Raises ResponseError (NO_MESSAGE) when the time of one has ended or another consumer has it; the
-        others are acknowledged. Raises NoRoute and network errors. Cancelled: they may or may not be
-        acknowledged.
+        Raises ResponseError (NO_MESSAGE) when the lease of a message has ended or another consumer has the
+        message; the other messages are acknowledged. Raises NoRoute and network errors. Cancelled: the
+        messages may or may not be acknowledged.
         """
         if len(messages) == 1:
             await self._call(messages[0], codes.ACK_MESSAGE, self._ack_header(messages[0]))
@@ -432,7 +427,8 @@ class SimpleConsumer(AsyncResource):
         message.expires_at = 0.0
 
     async def extend(self, message: ReceivedMessage, seconds: float) -> None:
-        """Keep a message for longer: see `ReceivedMessage.extend`. Cancelled: it may or may not be."""
+        """Keep a message for longer: see `ReceivedMessage.extend`. Cancelled: the lease may or may not be
+        longer."""
         check_number("seconds", seconds, 0.001, whole=False)
         header = self._change_header(message, max(1, round(seconds * 1000)))
         response = await self._call(message, codes.CHANGE_MESSAGE_INVISIBLETIME, header)
@@ -452,13 +448,13 @@ class SimpleConsumer(AsyncResource):
         )
 
     async def _call(self, message: ReceivedMessage, code: int, header: Any) -> Command:
-        """Ask the broker of a message. Raises as `ack`."""
+        """Send a request to the broker of a message. Raises as `ack`."""
         address = self._address(message.broker_name, message._take.place.topic)
         return await self._session.brokers.call(address, code, header)
 
 
 def _take_of(place: _Place, message: ReceivedMessage, handle: str) -> _Take | None:
-    """The take that a handle of RocketMQ's names; None when the property is not this delivery's handle: the
+    """The take in a handle of RocketMQ's form; None when the property is not this delivery's handle: the
     message may have been copied with it."""
     words = handle.split(" ")
     try:

@@ -62,10 +62,10 @@ class TakingMember:
         return [found[topic] for topic in sorted(found)]
 
     def rebalance_soon(self) -> None:
-        """Do nothing: there are no queues to share."""
+        """Do nothing: the member has no queues to share."""
 
     def reconnected(self) -> None:
-        """Do nothing: polls go on by themselves."""
+        """Do nothing: polls continue by themselves."""
 
     def reset_offsets(self, topic: str, offsets: dict[MessageQueue, int]) -> None:
         """Do nothing: the broker has the offsets."""

@@ -1,4 +1,4 @@
-"""The end of a client's producers and consumers: none is left open because another one fails."""
+"""The end of a client's producers and consumers: all are closed, also after a failure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ log = logging.getLogger("rmq.client.closing")
 
 class Closing:
     """Objects that are closed one after another, each in a block of `of`; `finish` raises the first failure.
-    `error` is the error of the block that ends, if any; failures are then logged."""
+    `error` is the error of the block that ends, if any; its failures are logged."""
 
     def __init__(self, error: BaseException | None) -> None:
         self._error = error
@@ -21,7 +21,7 @@ class Closing:
 
     @contextmanager
     def of(self, what: object) -> Iterator[None]:
-        """Close `what` in the block. Nothing is raised before `finish`, not even a cancellation."""
+        """Close `what` in the block. Errors, also a cancellation, are raised by `finish`."""
         try:
             yield
         except BaseException as raised:
@@ -38,7 +38,7 @@ class Closing:
 
 
 async def close_all(opened: Iterable[AsyncResource], error: BaseException | None) -> None:
-    """Close objects; see `Closing`. Cancelled: all are closed all the same."""
+    """Close objects; see `Closing`. Cancelled: all objects are closed nevertheless."""
     closing = Closing(error)
     for one in opened:
         with closing.of(one):

@@ -32,7 +32,7 @@ from rmq.protocol.record import decode_record
 from rmq.remoting.connection import Connection
 from rmq.remoting.endpoint import Endpoint
 
-# Where every task and every thread of this process is, as text for an administrator (jstack in RocketMQ).
+# The stacks of every task and thread of this process, as text for an administrator (jstack in RocketMQ).
 
 _NAME_WIDTH: Final = 40
 _OWN = ("cr_frame", "cr_await"), ("ag_frame", "ag_await"), ("gi_frame", "gi_yieldfrom")
@@ -83,10 +83,10 @@ _Answer = Callable[[Command, Connection], Command | None]
 
 @runtime_checkable
 class Checker(Protocol):
-    """A producer that knows what became of its half messages."""
+    """A producer that knows the end of its half messages."""
 
     def check(self, message: StoredMessage, header: CheckTransactionStateRequestHeader, address: str) -> None:
-        """Find out, and tell the broker at `address`."""
+        """Find the end of a half message, and send it to the broker at `address`."""
 
 
 class ClientEndpoint(Endpoint):
@@ -124,7 +124,7 @@ class ClientEndpoint(Endpoint):
                 connection.reply(response)
 
     def on_close(self, connection: Connection) -> None:
-        """Brokers forget a client whose connection ends: register again over a new connection."""
+        """Register again over a new connection: brokers forget a client whose connection ends."""
         self._session.heartbeat_soon()
 
     def _member(self, group: str) -> Member | None:

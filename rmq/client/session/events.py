@@ -15,14 +15,14 @@ else:
 
 @frozen
 class Connected:
-    """There is a connection to a name server or a broker."""
+    """A connection to a name server or a broker exists."""
 
     address: str
 
 
 @frozen
 class Disconnected:
-    """A connection has ended, or could not be made; further attempts that fail are not told again."""
+    """A connection has ended, or could not be made; further failed attempts are not reported."""
 
     address: str
     cause: str
@@ -48,7 +48,7 @@ class Stalled:
         untaken     the queue's window is full, no task takes the message, and no other is finished either
 
     `unfinished` is the number of pulled and unfinished messages of the queue. `message_id` and `keys` are
-    given while the message is in memory. As text it says what to do.
+    given while the message is in memory. The event as text has the remedy.
     """
 
     group: str

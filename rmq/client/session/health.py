@@ -1,4 +1,4 @@
-"""Health: what a client says of itself, at once and from memory; `check_ready` asks the servers."""
+"""Health: the state of a client, at once and from memory; `check_ready` asks the servers."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ else:
 
 @frozen
 class ServerHealth:
-    """A name server or a broker. `failures` is the number of failed attempts to connect in a row, `error` the
-    reason of the last connection's end, or why no connection exists. A server that was not needed yet is not
-    connected either."""
+    """State of a name server or a broker. `failures` is the number of failed attempts to connect in a row,
+    `error` the reason of the last connection's end, or the reason why no connection exists. A server that was
+    not needed yet is not connected either."""
 
     address: str
     is_connected: bool
@@ -34,9 +34,9 @@ class ServerHealth:
 
 @frozen
 class ConsumerHealth:
-    """A consumer: its queues, its pulled and unfinished messages (`unfinished`, `bytes`), messages with
-    handlers (`in_flight`), its stalls, and why topics give it nothing or it consumes nothing (`problems`).
-    `workers` is the number of tasks that call its handler now: 0 without `run`."""
+    """State of a consumer: its queues, its pulled and unfinished messages (`unfinished`, `bytes`), messages
+    with handlers (`in_flight`), its stalls, and the reasons why topics give no messages or it consumes
+    nothing (`problems`). `workers` is the number of tasks that call its handler now: 0 without `run`."""
 
     group: str
     queues: tuple[MessageQueue, ...]
@@ -50,8 +50,7 @@ class ConsumerHealth:
 
 @frozen
 class Health:
-    """State of a client; `problems` names in words everything that is wrong, and is empty when all is
-    well."""
+    """State of a client; `problems` are all faults in words, and empty when all is well."""
 
     client_id: str
     name_servers: tuple[ServerHealth, ...]
@@ -62,12 +61,12 @@ class Health:
 
     @property
     def is_healthy(self) -> bool:
-        """Whether there is no problem."""
+        """True if there is no problem."""
         return not self.problems
 
 
 def health_of(session: Session, ended: str = "") -> Health:
-    """See `Client.health`. `ended` says how the client's background tasks have ended, "" while they run."""
+    """See `Client.health`. `ended` tells how the client's background tasks have ended, "" while they run."""
     name_servers = _servers(session, session.name_servers.addresses)
     brokers = _servers(session, session.routes.addresses(slaves=True))
     consumers = tuple(member.health() for member in session.members.values())
@@ -134,7 +133,7 @@ async def _check_ready(session: Session, topics: list[str], timeout: float) -> N
 
 
 async def _ask_name_server(session: Session, timeout: float) -> None:
-    """Whether a server answers, with any response."""
+    """True if a server answers, with any response."""
     try:
         await session.name_servers.route(AUTO_CREATE_TOPIC, timeout)
     except Unreachable:
@@ -145,7 +144,7 @@ async def _ask_name_server(session: Session, timeout: float) -> None:
 
 
 async def lag_of(session: Session, places: Iterable[tuple[MessageQueue, int]]) -> dict[MessageQueue, int]:
-    """How many messages lie in each queue from an offset on. Raises as `Consumer.lag`."""
+    """Number of messages in each queue from an offset on. Raises as `Consumer.lag`."""
     lags: dict[MessageQueue, int] = {}
 
     async def ask(queue: MessageQueue, offset: int) -> None:

@@ -2,8 +2,8 @@
 
     async with rmq.connect(address, plugins=[MessageTrace()]) as client: ...
 
-Without observers, sends and deliveries cost nothing more. The error of an observer is logged, and the message
-is sent or consumed all the same.
+Without observers, sends and deliveries have no extra cost. The error of an observer is logged, and the
+message is sent or consumed nevertheless.
 """
 
 from __future__ import annotations
@@ -25,34 +25,35 @@ T = TypeVar("T")
 
 
 class Observer:
-    """Base class: override what you need. Hooks are synchronous and stand on the path of every message."""
+    """Base class: override the hooks that you need. Hooks are synchronous and run for every message."""
 
     def attach(self, session: Session) -> None:
-        """The client opens; called before anything else."""
+        """Note that the client opens; called before any other hook."""
 
     async def run(self) -> None:
-        """A task beside the client, cancelled when it closes."""
+        """Run a task beside the client, cancelled when it closes."""
 
     async def flush(self) -> None:
-        """Send what has gathered: the client closes, within its `shutdown_timeout_ms`. Cancelled when
-        that has passed: the rest may be dropped."""
+        """Send the gathered data: the client closes, within its `shutdown_timeout_ms`. Cancelled when that
+        time has passed: the rest may be dropped."""
 
     def sending(self, group: str, message: Message, extra: MutableMapping[str, str]) -> Any:
-        """A message is about to be sent; `extra` are properties to add. The result goes to `sent`."""
+        """Note that a message is about to be sent; `extra` are properties to add. `sent` gets the result."""
 
     def sent(self, token: Any, result: SendResult | None, error: BaseException | None) -> None:
-        """The message is stored, or `error` says why not; without both it was sent one-way."""
+        """Note that the message is stored, or could not be stored because of `error`; without both it was
+        sent one-way."""
 
     def ended(
         self, group: str, result: SendResult, message: Message, decision: int, *, checked: bool
     ) -> None:
-        """A transaction has ended with COMMIT, ROLLBACK or UNKNOWN."""
+        """Note that a transaction has ended with COMMIT, ROLLBACK or UNKNOWN."""
 
     def consuming(self, group: str, messages: Sequence[StoredMessage]) -> Any:
-        """A handler gets messages, in this task. The result goes to `consumed`."""
+        """Note that a handler gets messages, in this task. `consumed` gets the result."""
 
     def consumed(self, token: Any, error: BaseException | None) -> None:
-        """The handler has returned, raised or been cancelled."""
+        """Note that the handler has returned, raised or been cancelled."""
 
 
 class Observers:
@@ -75,7 +76,7 @@ class Observers:
         return tokens
 
     def end(self, tokens: Sequence[tuple[Observer, T]], hook: Callable[[Observer, T], None]) -> None:
-        """Call the hook that belongs to that of `begin`, last first."""
+        """Call the end hook of each observer, with the result of its begin hook, in reverse order."""
         for observer, token in reversed(tokens):
             try:
                 hook(observer, token)

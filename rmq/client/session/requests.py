@@ -80,15 +80,15 @@ T = TypeVar("T")
 E = TypeVar("E", bound=RmqError)
 
 FAILURES = (*NETWORK_ERRORS, NoRoute, ResponseError, RemoteProtocolError)
-"""What a background loop logs and tries again at its next turn."""
+"""Errors that a background loop logs, and after which it tries again at its next turn."""
 
 
 SHORTEST_SECONDS: Final = 0.001
-"""What the last of several name servers has for its answer at least."""
+"""Shortest time that the last of several name servers has for its answer, in seconds."""
 NEWS_SECONDS = 10.0
-"""How long a failure that lasts is not logged again."""
+"""Seconds for which a lasting failure is not logged again."""
 NO_MEMBERS = "no consumer for this group"
-"""So begins RocketMQ's remark; it has no code for it."""
+"""Begin of RocketMQ's remark; the error has no code."""
 
 
 def parse_name_servers(text: str | Sequence[str], source: str = "") -> list[str]:
@@ -113,7 +113,7 @@ def parse_name_servers(text: str | Sequence[str], source: str = "") -> list[str]
 
 
 class NameServers:
-    """The name servers of a client. They do not know of each other, so each may know other topics."""
+    """The name servers of a client. Name servers do not share data, so each may know other topics."""
 
     def __init__(self, pool: Pool, addresses: Sequence[str], first: int = 0) -> None:
         self.addresses = list(addresses)
@@ -125,8 +125,8 @@ class NameServers:
         """The route of `topic`, within `timeout` seconds. While there is another server to ask, a server that
         does not answer gets half of the time that is left.
 
-        Raises NoRoute, with all that were asked and why each had no answer: Unreachable when none could be
-        asked, AccessDenied when one does not know the account. Cancelled: nothing is left behind.
+        Raises NoRoute, with all asked servers and their errors: Unreachable when no server could be asked,
+        AccessDenied when one does not know the account. Cancelled: no state is left.
         """
         return await self._first_answer(
             topic,
@@ -147,7 +147,7 @@ class NameServers:
     async def _first_answer(
         self, topic: str, request: Command, timeout: float, read: Callable[[Command], T]
     ) -> T:
-        """The result of the first name server that knows it; the next request begins at a server that
+        """The result of the first name server that has it; the next request begins at a server that
         answered."""
         unreached: dict[str, Exception] = {}
         refusals: list[ResponseError] = []
@@ -166,7 +166,7 @@ class NameServers:
                     return read(response)
             except (*NETWORK_ERRORS, RemoteProtocolError) as error:
                 if self._troubles.get(address) != (trouble := str(error)):
-                    self._troubles[address] = trouble  # it is said once, not every 30 s
+                    self._troubles[address] = trouble  # logged once, not every 30 s
                     log.info("name server %s: %s", address, error)
                 unreached[address] = error
                 self._at += 1
@@ -188,7 +188,7 @@ class NameServers:
         raise no_route(topic, self.addresses, "; ".join(failures), refused=refused)
 
     def unanswered(self, topic: str, seconds: float) -> Unreachable:
-        """The error of a request for a route to which no server has given an answer in this time."""
+        """The error of a request for a route that no server has answered in this time."""
         code = RequestCode.GET_ROUTEINFO_BY_TOPIC
         return noted(Unreachable(topic, {one: RequestTimeout(one, code, seconds) for one in self.addresses}))
 
@@ -199,27 +199,27 @@ def no_route(topic: str, asked: Sequence[str], detail: str, *, refused: bool = F
 
 
 def noted(error: E) -> E:
-    """The error; its traceback also shows what to do."""
+    """The error, with a note of its remedy for the traceback."""
     error.add_note(error.hint)
     return error
 
 
 UNKNOWN_CREATION: Final = -1
-"""In a request for an offset: the client does not know the topic's creation, and asks for it."""
+"""Field of a request for an offset: the client does not know the topic's creation, and asks for it."""
 
 _STATS_ROW = re.compile(
     rb'"queueId":([0-9]+),"topic":"[^"]*"\}:'
     rb'\{"lastUpdateTimestamp":-?[0-9]+,"maxOffset":([0-9]+),"minOffset":([0-9]+)\}'
 )
-"""A row of a TopicStatsTable as fastjson and our brokers write it. So read, a thousand queues cost a tenth of
-what they cost as values."""
+"""A row of a TopicStatsTable in the form of fastjson and of rmq's brokers. Read in this way, a thousand
+queues cost a tenth of reading them as values."""
 
 
 LEAVING_SECONDS: Final = 1.2
-"""A broker that does not answer a request of a leaving member within this time is not asked again. Together
-with the two times below, less than the 2 s in which a client leaves brokers that hang."""
+"""Seconds without an answer after which a broker gets no more requests of a leaving member. Together with the
+two times below, less than the 2 s in which a client leaves brokers that hang."""
 LATER_SECONDS: Final = 0.35
-"""The same, when another broker has hung already, for a broker that has answered nothing yet."""
+"""The same for a broker that has answered nothing yet, when another broker has hung already."""
 
 
 @attrs.define
@@ -233,7 +233,7 @@ class Leaving:
 
     @contextmanager
     def going_on(self) -> Iterator[None]:
-        """Somebody leaves in the block."""
+        """Note, for the block, that a member leaves."""
         self.count += 1
         try:
             yield
@@ -243,7 +243,7 @@ class Leaving:
                 self._heard.clear()
 
     def seconds(self, address: str, timeout: float) -> float:
-        """How long a request may take now. Raises ConnectFailed for a broker that is silent."""
+        """Seconds that a request may take now. Raises ConnectFailed for a broker that is silent."""
         if not self.count:
             return timeout
         if address in self.silent:
@@ -254,12 +254,12 @@ class Leaving:
         return min(timeout, LATER_SECONDS if is_later else LEAVING_SECONDS)
 
     def failed(self, address: str) -> None:
-        """A request was not answered."""
+        """Note that a request was not answered."""
         if self.count:
             self.silent.add(address)
 
     def answered(self, address: str) -> None:
-        """A request was answered."""
+        """Note that a request was answered."""
         if self.count:
             self._heard.add(address)
         if self.silent:
@@ -268,12 +268,12 @@ class Leaving:
 
 @attrs.define
 class News:
-    """Which failures were logged lately: one line for a broker, however many queues it has."""
+    """Recently logged failures: one line for a broker, however many queues it has."""
 
     _logged: dict[tuple[str, type[Exception]], float] = attrs.Factory(dict)
 
     def is_new(self, broker: str, error: Exception, now: float) -> bool:
-        """Note this kind of error of a broker; False if it was logged within NEWS_SECONDS."""
+        """Note this kind of error of a broker; return False if it was logged within NEWS_SECONDS."""
         key = broker, type(error)
         if now - self._logged.get(key, -NEWS_SECONDS) < NEWS_SECONDS:
             return False
@@ -318,14 +318,14 @@ class Brokers:
         return response
 
     def master(self, queue: MessageQueue) -> str:
-        """The address that the queue is written to."""
+        """The address for writes to the queue."""
         address = self.routes.master(queue.broker_name)
         if address is None:
             raise self._unknown(queue)
         return address
 
     def reader(self, queue: MessageQueue, broker_id: int = MASTER_ID) -> tuple[int, str]:
-        """(broker id, address) to read the queue from; `broker_id` is a wish."""
+        """(broker id, address) for reads of the queue; `broker_id` is a wish."""
         found = self.routes.reader(queue.broker_name, broker_id)
         if found is None:
             raise self._unknown(queue)
@@ -338,37 +338,37 @@ class Brokers:
     # --- offsets of a queue ---
 
     async def max_offset(self, queue: MessageQueue) -> int:
-        """The offset that the next message will get; while the master is down, what a slave has."""
+        """The offset of the next message; while the master is down, the end of a slave's copy."""
         header = GetMaxOffsetRequestHeader(queue.topic, queue.queue_id, queue.broker_name)
         response = await self.call(self.reader(queue)[1], RequestCode.GET_MAX_OFFSET, header)
         return response.read(GetMaxOffsetResponseHeader).offset
 
     async def min_offset(self, queue: MessageQueue) -> int:
-        """The offset of the oldest message that is still there."""
+        """The offset of the oldest message in the queue."""
         header = GetMinOffsetRequestHeader(queue.topic, queue.queue_id, queue.broker_name)
         response = await self.call(self.reader(queue)[1], RequestCode.GET_MIN_OFFSET, header)
         return response.read(GetMinOffsetResponseHeader).offset
 
     async def bounds(self, queue: MessageQueue) -> dict[MessageQueue, tuple[int, int]]:
-        """The two, of all queues that the topic has on the queue's broker: GET_TOPIC_STATS_INFO."""
+        """Both offsets, of all queues that the topic has on the queue's broker: GET_TOPIC_STATS_INFO."""
         header = GetTopicStatsInfoRequestHeader(queue.topic)
         response = await self.call(self.reader(queue)[1], RequestCode.GET_TOPIC_STATS_INFO, header)
         body = bytes(response.body)
         rows = _STATS_ROW.findall(body)
-        if len(rows) == body.count(b"maxOffset"):  # else it is in another order than Java's
+        if len(rows) == body.count(b"maxOffset"):  # else the row has another order than Java's
             name, topic = queue.broker_name, queue.topic
             return {MessageQueue(topic, name, int(each)): (int(low), int(high)) for each, high, low in rows}
         table = TopicStatsTable.from_json(body).offset_table
         return {each: (one.min_offset, one.max_offset) for each, one in table.items()}
 
     async def search_offset(self, queue: MessageQueue, timestamp_ms: int) -> int:
-        """The offset that the broker names for a time: of a message near it. See `pull.first_since`."""
+        """The broker's offset for a time: of a message near it. See `pull.first_since`."""
         header = SearchOffsetRequestHeader(queue.topic, queue.queue_id, timestamp_ms, queue.broker_name)
         response = await self.call(self.reader(queue)[1], RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, header)
         return response.read(SearchOffsetResponseHeader).offset
 
     async def earliest_time(self, queue: MessageQueue) -> int:
-        """When the oldest message was stored, in ms."""
+        """Store time of the oldest message, in ms."""
         header = GetEarliestMsgStoretimeRequestHeader(queue.topic, queue.queue_id, queue.broker_name)
         response = await self.call(self.reader(queue)[1], RequestCode.GET_EARLIEST_MSG_STORETIME, header)
         return response.read(GetEarliestMsgStoretimeResponseHeader).timestamp
@@ -376,11 +376,11 @@ class Brokers:
     # --- offsets of a group ---
 
     async def query_offset(self, group: str, queue: MessageQueue) -> int | None:
-        """Where the group is in the queue; None when the broker has nothing of it."""
+        """The group's offset in the queue; None when the broker has none."""
         return (await self.query_position(group, queue))[0]
 
     async def query_position(self, group: str, queue: MessageQueue) -> tuple[int | None, int | None]:
-        """Where the group is in the queue, as `query_offset`, and the creation (ms) of the topic that this
+        """The group's offset in the queue, as `query_offset`, and the creation (ms) of the topic that this
         offset belongs to; None when the broker knows no creations, as RocketMQ's."""
         header = QueryConsumerOffsetRequestHeader(
             group, queue.topic, queue.queue_id, queue.broker_name, UNKNOWN_CREATION
@@ -405,7 +405,7 @@ class Brokers:
     async def update_offset(
         self, group: str, queue: MessageQueue, queue_offset: int, topic_created_ms: int | None = None
     ) -> None:
-        """Set where the group is in the queue. With the creation (ms) of the offset's topic, the broker
+        """Set the group's offset in the queue. With the creation (ms) of the offset's topic, the broker
         refuses it for another topic of that name."""
         header = UpdateConsumerOffsetRequestHeader(
             group, queue.topic, queue.queue_id, queue_offset, queue.broker_name, topic_created_ms
@@ -422,7 +422,7 @@ class Brokers:
     async def unregister(
         self, address: str, client_id: str, *, producer: str | None = None, consumer: str | None = None
     ) -> None:
-        """Tell a broker that we have left a group."""
+        """Report to a broker that the client has left a group."""
         header = UnregisterClientRequestHeader(client_id, producer, consumer)
         await self.call(address, RequestCode.UNREGISTER_CLIENT, header)
 
@@ -454,7 +454,7 @@ class Brokers:
         reason: str = "",
         delay_ms: int | None = None,
     ) -> None:
-        """Send a message back that could not be consumed: the broker puts it into the group's retry topic.
+        """Send a failed message back: the broker puts it into the group's retry topic.
 
         `delay_level` 0 leaves the delay to the broker, which makes it longer each time; -1: the dead letters.
         `delay_ms` is any time, which brokers of rmq use in place of the level. `reason` is kept in a dead

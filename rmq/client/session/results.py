@@ -11,12 +11,12 @@ from rmq.message import (
 
 @define
 class SendResult:
-    """A message is stored.
+    """Result of a send: the message is stored.
 
-    `status` is SEND_OK, or says that a promise beyond storing was not kept in time: FLUSH_DISK_TIMEOUT,
+    `status` is SEND_OK, or names the promise beyond storing that was not kept in time: FLUSH_DISK_TIMEOUT,
     FLUSH_SLAVE_TIMEOUT, SLAVE_NOT_AVAILABLE. `message_id` is the producer's unique id, `offset_message_id`
-    names the place; of a batch both are the ids of all its messages, joined by commas, and `queue_offset`
-    is the first one's.
+    names the place; of a batch both are the ids of all its messages, joined by commas, and `queue_offset` is
+    the first message's.
     """
 
     status: str
@@ -27,10 +27,10 @@ class SendResult:
     transaction_id: str | None = None
     region: str = "DefaultRegion"
     recall_handle: str | None = None
-    """Takes a message back that waits for its delivery time; see `Producer.recall`."""
+    """The handle that takes back a message that waits for its delivery time; see `Producer.recall`."""
     parts: tuple[SendResult, ...] = ()
-    """Of a batch that took several requests: their results. The other fields are then the first one's, but
-    for the ids."""
+    """Results of the requests of a batch, if there are several. The other fields, except the ids, are the
+    first result's."""
 
     @property
     def message_ids(self) -> tuple[str, ...]:

@@ -1,5 +1,5 @@
-"""Routes: where a topic's queues are, which queue a message goes to, and which brokers to avoid for now.
-Pure.
+"""Routes: the queues of a topic and their brokers, the choice of a queue for a message, and the brokers to
+avoid for now. Pure.
 
 Times are seconds of any clock that does not run backwards.
 """
@@ -19,24 +19,24 @@ from rmq.protocol.codes import MASTER_ID, PERM_READ, PERM_WRITE
 from rmq.remoting.loop import exponential_backoff
 
 MAX_QUEUES = 1 << 16
-"""A route with more queues of a topic on one broker is refused as damaged."""
+"""Queues of a topic on one broker above which a route is refused as damaged."""
 
 
 @frozen
 class Route:
-    """What a client needs to know of a topic's route."""
+    """The parts of a topic's route that a client needs."""
 
     topic: str
     publish_queues: tuple[MessageQueue, ...]
-    """Queues that can be written, in RocketMQ's order, on which sharding keys rest."""
+    """Writable queues, in RocketMQ's order, on which sharding keys depend."""
     subscribe_queues: tuple[MessageQueue, ...]
-    """Queues that can be read."""
+    """Readable queues."""
     brokers: dict[str, dict[int, str]]
     """Broker name -> broker id -> address."""
 
     @classmethod
     def of(cls, topic: str, data: TopicRouteData) -> Route:
-        """Read a name server's answer. Raises RemoteProtocolError when it makes no sense."""
+        """Read a name server's answer. Raises RemoteProtocolError for an invalid answer."""
         brokers = {broker.broker_name: dict(broker.broker_addrs) for broker in data.broker_datas}
         for queues in data.queue_datas:
             if max(queues.read_queue_nums, queues.write_queue_nums) > MAX_QUEUES:
@@ -53,7 +53,7 @@ class Route:
         return cls(topic, publish, tuple(chain.from_iterable(subscribe)), brokers)
 
     def renamed(self, topic: str, queue_nums: int) -> Route:
-        """This route as that of `topic`, which a broker is to make with at most `queue_nums` queues."""
+        """This route as the route of `topic`, which a broker creates with at most `queue_nums` queues."""
 
         def renamed(queues: Iterable[MessageQueue]) -> tuple[MessageQueue, ...]:
             return tuple(
@@ -74,7 +74,7 @@ def _writable(topic: str, queues: QueueData, brokers: dict[str, dict[int, str]])
 
 
 def _order_queues(topic: str, text: str) -> tuple[MessageQueue, ...]:
-    """Queues of an ordered topic, written down as ``broker:count;broker:count``."""
+    """Queues of an ordered topic, in the form ``broker:count;broker:count``."""
     queues: list[MessageQueue] = []
     for item in filter(None, text.split(";")):
         broker_name, _, count = item.partition(":")
@@ -87,9 +87,7 @@ def _order_queues(topic: str, text: str) -> tuple[MessageQueue, ...]:
 
 
 def select_by_key(queues: Sequence[MessageQueue], sharding_key: str) -> MessageQueue:
-    """The queue of a sharding key: the same one that a Java producer chooses, as long as the queues
-    stay.
-    """
+    """The queue of a sharding key: the same one that a Java producer chooses, as long as the queues stay."""
     # Java: the absolute value of the remainder, which has the hash's sign; so also for the smallest int.
     return queues[abs(java_hash(sharding_key)) % len(queues)]
 
@@ -104,7 +102,7 @@ class Rotation:
     _at: int = 0
     _order: tuple[MessageQueue, ...] = field(init=False)
     broker_names: frozenset[str] = field(init=False)
-    """The brokers that have queues of it."""
+    """The brokers with queues of the topic."""
 
     def __attrs_post_init__(self) -> None:
         by_broker: dict[str, list[MessageQueue]] = {}
@@ -114,7 +112,7 @@ class Rotation:
         self.broker_names = frozenset(by_broker)
 
     def next(self, avoid: Collection[str] = ()) -> MessageQueue:
-        """The next queue that is on none of the brokers to avoid; if there is none, the next queue."""
+        """The next queue on none of the brokers to avoid; without one, the next queue."""
         order, at = self._order, self._at
         self._at = at + 1
         if avoid:
@@ -127,23 +125,23 @@ class Rotation:
 
     @property
     def is_spread(self) -> bool:
-        """Whether its queues are on several brokers."""
+        """True if the queues are on several brokers."""
         return len(self.broker_names) > 1
 
     @property
     def is_writable(self) -> bool:
-        """Whether there is any queue to take."""
+        """True if there is a queue to take."""
         return bool(self._order)
 
     def has_other(self, avoid: Collection[str]) -> bool:
-        """Whether a queue is on none of the brokers to avoid."""
+        """True if a queue is on none of the brokers to avoid."""
         return not self.broker_names.issubset(avoid)
 
 
 SLOW = ((3.0, 30.0), (1.0, 10.0), (0.55, 5.0))
-"""A send that took this long: avoid its broker for so many seconds."""
+"""Duration of a send -> seconds for which its broker is avoided."""
 FAILED_SECONDS = 5.0
-"""The first failure: avoid the broker for so long; each further one in a row doubles it."""
+"""Seconds for which a broker is avoided after a first failure; each further failure in a row doubles it."""
 FAILED_MOST_SECONDS = 60.0
 
 
@@ -154,8 +152,8 @@ class BrokerHealth:
     RocketMQ has the same under `sendLatencyFaultEnable`, with waits of half a minute to ten; the waits of rmq
     are shorter, so that a short pause does not exclude a broker for long: a slow response costs 5 to 30 s,
     failures 5, 10, 20 ... 60 s. Failures while a broker is avoided for a failure belong to the same failure:
-    many sends in flight count once. A quick success ends it, and so does a broker's new registration. If
-    every broker is to be avoided, none is.
+    many sends in flight count once. A quick success, or a new registration of the broker, ends the avoidance.
+    If every broker would be avoided, none is.
     """
 
     _until: dict[str, float] = field(factory=dict)
@@ -163,7 +161,7 @@ class BrokerHealth:
     _counted_until: dict[str, float] = field(factory=dict)
 
     def succeeded(self, broker_name: str, seconds: float, now: float) -> None:
-        """A send to the broker took `seconds`."""
+        """Note a send to the broker that took `seconds`."""
         if seconds < SLOW[-1][0]:
             if self._failures or self._until:
                 self.clear(broker_name)
@@ -172,8 +170,8 @@ class BrokerHealth:
         self._until[broker_name] = now + next(avoid for least, avoid in SLOW if seconds >= least)
 
     def failed(self, broker_name: str, now: float) -> bool:
-        """The broker could not be reached, did not answer or refused for reasons of its own; says whether
-        that is counted, or belongs to a failure that was counted before."""
+        """Note that the broker could not be reached, did not answer or refused for reasons of its own;
+        returns whether that counts as a new failure."""
         if now < self._counted_until.get(broker_name, now):
             return False
         failures = self._failures.get(broker_name, 0)
@@ -183,7 +181,7 @@ class BrokerHealth:
         return True
 
     def clear(self, broker_name: str) -> None:
-        """Nothing is known against the broker any more."""
+        """Forget the failures of the broker."""
         for table in (self._until, self._failures, self._counted_until):
             table.pop(broker_name, None)
 
@@ -198,21 +196,20 @@ class BrokerHealth:
 
 @define(eq=False)
 class RouteRequest:
-    """A route that is being asked for; others wait for the same answer."""
+    """A request for a route; further callers wait for the same answer."""
 
     over: anyio.Event = field(factory=anyio.Event)
     error: RmqError | None = None
     last: NoRoute | None = None
-    """Why the latest of several attempts found none; the search goes on."""
+    """The reason why the latest of several attempts found none; the search continues."""
     is_done: bool = False
-    """Neither failed nor cancelled."""
+    """True if it neither failed nor was cancelled."""
 
 
 @define(eq=False)
 class RouteTable:
-    """All routes that a client knows, and the brokers in them. `start` says at which queue a rotation
-    begins.
-    """
+    """All routes that a client knows, and the brokers in them. `start` gives the queue at which a rotation
+    begins."""
 
     _start: Callable[[], int] = lambda: 0
     _rotations: dict[str, Rotation] = field(factory=dict)
@@ -225,8 +222,8 @@ class RouteTable:
         return list(self._rotations)
 
     def put(self, route: Route) -> bool:
-        """Take a route; returns whether it tells anything new. Of a broker's addresses the route counts that
-        was told last, whatever the routes of other topics say, which are asked for at other times."""
+        """Add a route; returns whether it has anything new. For a broker, the latest addresses count, from
+        whatever topic's route."""
         known = self._rotations.pop(route.topic, None)
         changes = known is None or known.route != route
         self._rotations[route.topic] = Rotation(route, self._start()) if known is None or changes else known
@@ -252,15 +249,15 @@ class RouteTable:
         return next(found, "")
 
     def masters(self) -> set[tuple[str, str]]:
-        """(name, address) of all brokers that are written to."""
+        """(name, address) of all brokers for writes."""
         return {(name, by_id[MASTER_ID]) for name, by_id in self._brokers.items() if MASTER_ID in by_id}
 
     def master(self, broker_name: str) -> str | None:
-        """The address that a broker name is written to."""
+        """The address for writes to a broker name."""
         return self._brokers.get(broker_name, {}).get(MASTER_ID)
 
     def reader(self, broker_name: str, broker_id: int = MASTER_ID) -> tuple[int, str] | None:
-        """(id, address) of the broker to read from: `broker_id` if known, else the master, else any."""
+        """(id, address) of the broker for reads: `broker_id` if known, else the master, else any."""
         addresses = self._brokers.get(broker_name, {})
         for broker_number in (broker_id, MASTER_ID, *sorted(addresses)):
             if broker_number in addresses:

@@ -63,15 +63,15 @@ from rmq.remoting.pool import Pool
 log = logging.getLogger("rmq.client.session")
 
 AWAY_SECONDS = 0.5
-"""A broker that does not answer is told so often who we are: its return is noticed by that."""
+"""Seconds between heartbeats to a broker that does not answer: they notice its return."""
 LEAST_PAUSE_SECONDS = 0.2
-"""Between two rounds of route requests or of heartbeats, however much fails."""
+"""Shortest pause between two rounds of route requests or of heartbeats, however many fail."""
 
 HEARTBEAT_WAIT_SECONDS = 0.35
-"""How long a leaving member waits for a heartbeat that is on its way."""
+"""Seconds for which a leaving member waits for a heartbeat in flight."""
 
 PASSING = (SystemBusy, ServiceNotAvailable)
-"""Refusals that say nothing of who is refused."""
+"""Refusals that do not name the refused group."""
 
 
 class Member(Protocol):
@@ -83,19 +83,19 @@ class Member(Protocol):
         """Content for the heartbeat."""
 
     def rebalance_soon(self) -> None:
-        """The members of its group have changed."""
+        """Note that the members of its group have changed."""
 
     def reconnected(self) -> None:
-        """A lost connection to a broker is back."""
+        """Note that a lost connection to a broker is back."""
 
     def running_info(self) -> ConsumerRunningInfo:
         """State for an administrator."""
 
     def reset_offsets(self, topic: str, offsets: dict[MessageQueue, int]) -> None:
-        """Go on from these offsets."""
+        """Continue from these offsets."""
 
     def consume_directly(self, request: Command, connection: Connection) -> Command | None:
-        """Consume one message that an administrator sends, and answer; None: the answer comes later."""
+        """Consume one message that an administrator sends, and answer; None: the answer follows later."""
 
     def health(self) -> ConsumerHealth:
         """State for the application."""
@@ -104,7 +104,7 @@ class Member(Protocol):
         """Raise the obstacle between the member and its share of the queues."""
 
     async def lag(self) -> dict[MessageQueue, int]:
-        """How many messages of its queues it has not consumed. Raises RmqError."""
+        """Number of unconsumed messages in its queues. Raises RmqError."""
 
 
 @define
@@ -115,7 +115,7 @@ class PendingRequests:
 
     @contextmanager
     def expected(self, correlation_id: str) -> Iterator[Waiter]:
-        """A waiter that gets the reply as a StoredMessage. One that comes after the block is dropped."""
+        """A waiter that gets the reply as a StoredMessage. A reply after the block is dropped."""
         waiter = self._waiters[correlation_id] = current_loop().waiter()
         try:
             yield waiter
@@ -123,7 +123,8 @@ class PendingRequests:
             del self._waiters[correlation_id]
 
     def on_reply(self, request: Command, broker: str, now_ms: int, body_max: int | None = None) -> None:
-        """A broker pushes a reply. Raises CorruptRecord and RemoteProtocolError when it cannot be read."""
+        """Handle a reply that a broker pushes. Raises CorruptRecord and RemoteProtocolError when it cannot be
+        read."""
         header = request.read(ReplyMessageRequestHeader)
         properties = decode_properties(header.properties)
         properties[PROPERTY_REPLY_ARRIVE_TIME] = str(now_ms)
@@ -155,7 +156,7 @@ class PendingRequests:
 
 @define
 class _Joining:
-    """Members that are told to the brokers together."""
+    """Members that are announced to the brokers together."""
 
     groups: set[str]
     over: anyio.Event = field(factory=anyio.Event)
@@ -163,7 +164,8 @@ class _Joining:
 
 
 class Session:
-    """See the module. Made in a running event loop; `run` owns its tasks."""
+    """The common state of a client's producers and consumers; the module names its loops. Made in a running
+    event loop; `run` owns its tasks."""
 
     def __init__(
         self,
@@ -181,19 +183,19 @@ class Session:
         on_event: OnEvent | None = None,
     ) -> None:
         """`endpoint(session)` answers the requests of brokers; `pool(endpoint)` makes its connections.
-        `on_event` is called with what happens around the messages."""
+        `on_event` is called with events around the messages."""
         self.config = config
         self.client_id = client_id
         self.observers = observers or Observers()
         self.persistent_name = persistent_name or client_id
-        """The same from one run to the next: what is kept on this host is kept under it."""
+        """The name for files on this host, the same from one run to the next."""
         self.now_ms = now_ms
         self.now: Callable[[], float] = current_loop().now
         self.unique_ids = unique_ids
         self.chance = chance
         self._on_event = on_event
         self.send_retries = Counter[str]()
-        """Topic -> attempts of sends after their first."""
+        """Topic -> retries of sends."""
         self.pool = pool(endpoint(self))
         self.pool.watch(self._on_connection)
         self.routes = RouteTable(lambda: chance.randrange(1 << 16))
@@ -206,7 +208,7 @@ class Session:
         self.members: dict[str, Member] = {}
         self.pending_requests = PendingRequests()
         self.is_replying = False
-        """Whether a producer has replied to a request."""
+        """True if a producer has replied to a request."""
         self.tasks: anyio.abc.TaskGroup | None = None
         """For tasks that end with the client, while it runs."""
         self._users = 0
@@ -215,21 +217,21 @@ class Session:
         self.searches: dict[str, RouteRequest] = {}
         """Topics whose routes senders wait for."""
         self._unrefreshed: dict[str, str] = {}
-        """Why routes stay as they were."""
+        """Topic -> the reason why its route was not renewed."""
         self._stale: dict[str, None] = {}
         self._refresh_now = Wakeup()
-        self._warnings: dict[tuple[str, str], str] = {}  # a broker's last word of a group; "": of producers
-        self._refusals: dict[str, ResponseError] = {}  # by the groups that the last heartbeat was refused for
+        self._warnings: dict[tuple[str, str], str] = {}  # last warning about a group; "": producers
+        self._refusals: dict[str, ResponseError] = {}  # refusals of the last heartbeat, by group
         self._silent: set[str] = set()  # addresses that did not answer the last heartbeat
-        self._back = anyio.Event()  # one of them has answered
-        self._introduced: dict[str, set[str]] = {}  # producer groups that a broker knows this connection by
-        self._lost: set[str] = set()  # addresses whose connection was lost and is not there again
+        self._back = anyio.Event()  # one of these addresses has answered
+        self._introduced: dict[str, set[str]] = {}  # producer groups that a broker knows by this connection
+        self._lost: set[str] = set()  # addresses whose connection was lost and is not back
         self._heartbeat_now = Wakeup()
         self._heartbeat_lock = anyio.Lock()
-        self._joining: _Joining | None = None  # the heartbeat that those wait for who have just come
+        self._joining: _Joining | None = None  # the heartbeat that new members wait for
 
     def begin_replying(self) -> None:
-        """A producer replies to a request."""
+        """Note that a producer replies to a request."""
         self.is_replying = True
 
     async def run(self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
@@ -266,7 +268,7 @@ class Session:
     def _on_connection(self, address: str, cause: object) -> None:
         if cause is None:
             self.emit(Connected(address))
-            if address in self._lost:  # a broker forgets with the connection who was behind it
+            if address in self._lost:  # with the connection a broker forgets its producers
                 self._lost.discard(address)
                 self.heartbeat_soon()
                 for member in self.members.values():
@@ -279,16 +281,16 @@ class Session:
     # --- groups -----------------------------------------------------------------------------------
 
     def arrive(self) -> None:
-        """A producer or a consumer begins to use the session."""
+        """Note that a producer or a consumer begins to use the session."""
         self._users += 1
 
     def depart(self) -> None:
-        """It does not any more."""
+        """Note that a producer or a consumer no longer uses the session."""
         self._users -= 1
         self._departure.set()
 
     async def departures(self) -> None:
-        """Return when nobody uses the session any more."""
+        """Wait until no producer or consumer uses the session any more."""
         while self._users:
             await self._departure.wait()
 
@@ -297,7 +299,7 @@ class Session:
     async def rotation(self, topic: str, timeout: float, *, create: bool = False) -> Rotation:
         """The route of `topic`, from memory or else from a name server.
 
-        With `create`, an unknown topic gets the route by which a broker creates it on the first send, where
+        With `create`, an unknown topic gets the route of topics that brokers create on the first send, where
         brokers do that. Raises NoRoute. Cancelled: other callers that wait for the same response query again.
         """
         found = self.routes.get(topic)
@@ -308,9 +310,8 @@ class Session:
         return found
 
     async def refresh(self, topic: str, timeout: float = 0.0, *, create: bool = False) -> None:
-        """Ask the name servers for a route now; many callers ask once. Raises NoRoute; the old route stays
-        then.
-        """
+        """Ask the name servers for a route now; many callers share one request. Raises NoRoute, and the old
+        route stays."""
         while (pending := self._route_requests.get(topic)) is not None:
             await pending.over.wait()
             if pending.error is not None:
@@ -338,15 +339,14 @@ class Session:
         before, masters = self.routes.addresses(slaves=True), self.routes.masters()
         if self.routes.put(route):
             log.info("route of %s: %d queues on %s", topic, len(route.publish_queues), list(route.brokers))
-            for broker_name, _ in self.routes.masters() - masters:  # registered anew, maybe elsewhere
+            for broker_name, _ in self.routes.masters() - masters:  # registered again, maybe elsewhere
                 self.health.clear(broker_name)
             if self.routes.addresses(slaves=True) != before:
                 self.heartbeat_soon()
 
     async def _default_route(self, topic: str, timeout: float) -> Route:
-        """The route by which a broker makes a topic on its first message; the error is that of the
-        topic.
-        """
+        """The route by which a broker creates a topic on its first message; the error is that of the
+        topic."""
         try:
             data = await self.name_servers.route(AUTO_CREATE_TOPIC, timeout)
         except Unreachable:
@@ -376,7 +376,7 @@ class Session:
             ended = self.now()
 
     async def _rest_after(self, ended: float) -> None:
-        """Sleep until the least pause after a round is over."""
+        """Sleep until the least pause after the begin of a round is over."""
         pause = ended + LEAST_PAUSE_SECONDS - self.now()
         if pause > 0:
             await anyio.sleep(pause)
@@ -385,9 +385,9 @@ class Session:
         try:
             await self.refresh(topic)
         except (NoRoute, RemoteProtocolError, ResponseError) as error:
-            # A name server that has just started knows nothing yet: what was known stays.
+            # A name server that has just started has no routes yet: the known route stays.
             if self._unrefreshed.get(topic) != (reason := str(error)):
-                self._unrefreshed[topic] = reason  # it is said once, not every 30 s
+                self._unrefreshed[topic] = reason  # logged once, not every 30 s
                 log.info("kept the former route of %s: %s", topic, error)
         else:
             self._unrefreshed.pop(topic, None)
@@ -395,11 +395,11 @@ class Session:
     # --- heartbeat --------------------------------------------------------------------------------
 
     def heartbeat_soon(self) -> None:
-        """Let the heartbeat's loop tell all brokers now."""
+        """Let the heartbeat's loop send to all brokers now."""
         self._heartbeat_now.set()
 
     async def rest(self, seconds: float) -> None:
-        """Sleep so long, or until a broker that was away is back and has been told who we are."""
+        """Sleep for so long, or until a broker that was away is back and has our heartbeat."""
         with anyio.move_on_after(seconds):
             await self._back.wait()
 
@@ -411,7 +411,7 @@ class Session:
 
     async def join(self, group: str) -> None:
         """Announce a new member to all known brokers, in a heartbeat with other new members; see `heartbeat`.
-        Cancelled: the other members are announced all the same."""
+        Cancelled: the other members are announced nevertheless."""
         while True:
             together = self._joining
             if together is None:
@@ -433,7 +433,7 @@ class Session:
     async def _heartbeat_all(self, silent: bool, joining: _Joining | None = None) -> None:
         async with self._heartbeat_lock:
             if joining is not None:
-                self._joining = None  # whoever comes from now on is not in this one
+                self._joining = None  # members that come from now on are not in this heartbeat
             addresses = self.routes.addresses(slaves=bool(self.members))
             self._silent.intersection_update(addresses)
             if silent:
@@ -443,7 +443,7 @@ class Session:
             else:
                 for group in joining.groups:
                     self._refusals.pop(group, None)
-            # A broker keeps the groups that a heartbeat does not name. To name all in each, while a hundred
+            # A broker keeps the groups that a heartbeat does not name. Naming all in each, while a hundred
             # consumers begin, would cost the square of their number.
             data = HeartbeatData(
                 client_id=self.client_id,
@@ -461,9 +461,9 @@ class Session:
                     tasks.start_soon(self._heartbeat_to, address, data)
 
     async def announce_producer(self, group: str, brokers: Iterable[str]) -> None:
-        """Announce to these brokers that `group` produces behind the present connections, as far as they can
-        be reached: brokers push replies and check-backs to them. A broker that did not answer the last
-        heartbeat is not waited for again."""
+        """Announce to these brokers that `group` produces over the present connections, if they can be
+        reached: brokers push replies and check-backs to them. A broker that did not answer the last heartbeat
+        is not waited for again."""
         addresses = {self.routes.master(broker) for broker in brokers} - self._silent
         if any(group not in self._introduced.get(address, ()) for address in addresses if address):
             await self.heartbeat()
@@ -475,8 +475,8 @@ class Session:
             raise refusal
 
     async def _heartbeat_to(self, address: str, data: HeartbeatData) -> None:
-        """A broker refuses a client as a whole: announce each group by itself, so that the rest is
-        admitted."""
+        """Announce each group by itself to a broker that refuses the whole: announce each group by itself, so
+        that the rest is admitted."""
         try:
             self._log_warning(address, data, await self.brokers.heartbeat(address, data))
             if address not in self._lost:
@@ -523,7 +523,7 @@ class Session:
             ended = self.now()
 
     async def leave(self, *, producer: str | None = None, consumer: str | None = None) -> None:
-        """Leave a group: report to all brokers, and remove the group from the heartbeat, which would join
+        """Leave a group: report to all brokers, and remove the group from the heartbeat, which would join it
         again."""
         with unwrap_groups(), self.brokers.leaving.going_on():
             await self._leave_all(producer, consumer)
@@ -533,7 +533,7 @@ class Session:
         self.members.pop(consumer or "", None)
         has_lock = False
         try:
-            # A heartbeat that is on its way would join the group again. One that a broker does not answer is
+            # A heartbeat in flight would join the group again. A heartbeat that a broker does not answer is
             # not waited for: that broker forgets the client with its connection.
             hangs = self.brokers.leaving.silent and self._heartbeat_lock.statistics().locked
             with anyio.move_on_after(HEARTBEAT_WAIT_SECONDS):

@@ -1,8 +1,8 @@
-"""Window: the number of sends on their way to a broker, and the line of sends that wait for room.
+"""Window: the number of sends in flight to a broker, and the line of sends that wait for room.
 
 However many sends an application begins at once, a broker gets only as many as fit into its window; so each
-waits for its response about as long as a single send would, and the encoded bytes are bounded. The rest
-stands in line, first come first served.
+waits for its response about as long as a single send would, and the encoded bytes are bounded. The other
+sends stand in line, first come first served.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from rmq.errors import WindowFull
 from rmq.remoting.loop import Waiter, current_loop
 
 LOOK: Final = 16
-"""Of each line, so many of the first are asked whether they would rather go where there is room."""
+"""Number of first sends in each line that may move to a broker with room."""
 
 
 @define(eq=False)
@@ -28,12 +28,12 @@ class _Place:
 
     waiter: Waiter
     brokers: Collection[str]
-    """Where else it may go."""
+    """Other brokers to which the send may go."""
     is_inside: bool = False
 
 
 class Window:
-    """Room for `size` sends to `broker`. Who is let in by `enter` goes by `leave`."""
+    """Room for `size` sends to `broker`. Each `enter` needs a `leave`."""
 
     __slots__ = ("_line", "_new_waiter", "_windows", "broker", "room", "size")
 
@@ -41,14 +41,14 @@ class Window:
         self.broker = broker
         self.size = windows.size
         self.room = windows.size
-        """How many may come in at once; 0 while anybody stands in line."""
+        """Free places; 0 while a send stands in line."""
         self._windows = windows
         self._new_waiter: Callable[[], Waiter] = current_loop().waiter
         # Ordered, because many may be cancelled together, each from the middle of the line.
         self._line: OrderedDict[_Place, None] = OrderedDict()
 
     def __len__(self) -> int:
-        """How many stand in line."""
+        """Number of sends in line."""
         return len(self._line)
 
     async def enter(self, seconds: float, brokers: Collection[str] = ()) -> bool:
@@ -64,7 +64,7 @@ class Window:
             with anyio.move_on_after(seconds):
                 await place.waiter.wait()
         except BaseException:
-            if place.is_inside:  # let in and cancelled at once
+            if place.is_inside:  # let in and cancelled at the same moment
                 self.leave()
             raise
         finally:
@@ -75,7 +75,7 @@ class Window:
         return place.is_inside
 
     def leave(self) -> None:
-        """Go, and let the next one in."""
+        """Leave the window, and let the next send in."""
         if self._line:
             place, _ = self._line.popitem(last=False)
             place.is_inside = True
@@ -86,12 +86,12 @@ class Window:
                 self._windows.send_one_to(self.broker)
 
     def disperse(self) -> None:
-        """Send those off that stand in line and may go elsewhere."""
+        """Release the sends in line that may go to another broker."""
         for place in [place for place in self._line if place.brokers]:
             self._send_off(place)
 
     def send_one_to(self, broker: str) -> bool:
-        """Let a send of the first in line go to a broker that has room; return whether a send went."""
+        """Let one of the first sends in line go to a broker that has room; return whether a send went."""
         found = next((place for place in islice(self._line, LOOK) if broker in place.brokers), None)
         if found is not None:
             self._send_off(found)
@@ -108,15 +108,15 @@ class Windows:
     def __init__(self, size: int) -> None:
         self.size = size
         self.waiting = 0
-        """How many stand in any line, or have just been called."""
+        """Number of sends in any line, or just released."""
         self._windows: dict[str, Window] = {}
 
     def begin_waiting(self) -> None:
-        """A send stands in a line."""
+        """Note that a send stands in a line."""
         self.waiting += 1
 
     def end_waiting(self) -> None:
-        """A send has left its line."""
+        """Note that a send has left its line."""
         self.waiting -= 1
 
     def of(self, broker: str) -> Window:
@@ -131,5 +131,5 @@ class Windows:
         return [broker for broker, window in self._windows.items() if not window.room]
 
     def send_one_to(self, broker: str) -> None:
-        """This broker has room: a send that waits for another broker may take it."""
+        """Offer the room of this broker to a send that waits for another broker."""
         any(window.send_one_to(broker) for window in self._windows.values() if len(window))

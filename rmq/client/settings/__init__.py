@@ -1,1 +1,1 @@
-"""Which cluster a client connects to when its arguments do not say."""
+"""Choice of a client's cluster: arguments, environment and contexts."""

@@ -32,7 +32,8 @@ ENTRIES: Final = ("current", "contexts")
 
 @frozen(kw_only=True)
 class Context:
-    """How to reach a cluster; what is empty is not set. The secret stands in no repr."""
+    """Address, account and TLS of a cluster; an empty field is not set. The secret is not part of the
+    repr."""
 
     namesrv: str = ""
     access_key: str = ""
@@ -76,7 +77,7 @@ class Contexts:
 
 
 def contexts_path() -> pathlib.Path:
-    """Where the file lies: ~/.config/rmq/contexts.yaml, or the platform's counterpart of it."""
+    """The path of the file: ~/.config/rmq/contexts.yaml, or the platform's counterpart."""
     if sys.platform == "win32":
         folder = os.environ.get("APPDATA") or "~"
     elif sys.platform == "darwin":
@@ -99,7 +100,7 @@ def read_contexts(path: pathlib.Path | None = None) -> Contexts:
 
 
 def _yaml(path: pathlib.Path) -> ModuleType:
-    """The module that reads and writes YAML. Raises ConfigError where it is not installed."""
+    """The module that reads and writes YAML. Raises ConfigError if it is not installed."""
     try:
         import yaml
     except ImportError:
@@ -116,7 +117,7 @@ def _parsed(text: str, path: pathlib.Path) -> Contexts:
     try:
         tree = yaml.safe_load(text) or {}
     except yaml.YAMLError as error:
-        # The error's own text quotes the line, which may hold a secret.
+        # The error's own text quotes the line, which may have a secret.
         mark = getattr(error, "problem_mark", None)
         raise ConfigError(
             "contexts", str(path), f"YAML, wrong at line {mark.line + 1 if mark else '?'}"

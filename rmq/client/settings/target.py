@@ -7,8 +7,8 @@ The address, first found counts:
     3. the context that `rmq context use` made the current one
     4. 127.0.0.1:9876
 
-Account and TLS are those of the same context. A cluster given by an address, without a context, is shown no
-context's account; arguments, or RMQ_ACCESS_KEY and RMQ_SECRET_KEY, apply to any cluster.
+Account and TLS are those of the same context. For a cluster given by an address, no context's account is
+used; arguments, or RMQ_ACCESS_KEY and RMQ_SECRET_KEY, apply to any cluster.
 """
 
 from __future__ import annotations
@@ -53,15 +53,15 @@ def resolve(
     given: Context, name: str | None, environment: Mapping[str, str], *, with_account: bool = True
 ) -> Target:
     """The target that arguments (`given`, empty where not given, and the `name` of a context), environment
-    and contexts name together; see the module. Without `with_account` nobody asks whether the account is
-    complete. Raises ConfigError."""
+    and contexts name together; see the module. Without `with_account` the account may be incomplete. Raises
+    ConfigError."""
     base, origin = _base(given.namesrv, name, environment)
     if given.access_key and given.access_key != base.access_key:
-        base = evolve(base, secret_key="")  # it is another account's
+        base = evolve(base, secret_key="")  # the key belongs to another account
     merged = evolve(
         base, **{key: value for key, value in given.options().items() if value not in ("", False)}
     )
-    if not merged.namesrv:  # a context that says only who one is
+    if not merged.namesrv:  # a context with an account only
         address, origin = _address(environment)
         merged = evolve(merged, namesrv=address)
     tls = merged.tls_config()
@@ -73,7 +73,7 @@ def resolve(
 
 
 def _base(address: str, name: str | None, environment: Mapping[str, str]) -> tuple[Context, str]:
-    """What the arguments stand on, and which setting named the cluster."""
+    """The base of the arguments, and the setting that named the cluster."""
     if name:
         return context_called(name), "-n" if address else f"context {name}"
     if address:

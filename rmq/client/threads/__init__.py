@@ -1,1 +1,1 @@
-"""An event loop for programs without async: in a thread of its own, or turned by the caller."""
+"""An event loop for programs without async: in a thread of its own, or run by the calling thread."""

@@ -1,10 +1,9 @@
-"""InlineLoop: an asyncio loop in a thread of its own, driven by a calling thread while its calls follow each
-other.
+"""InlineLoop: an asyncio loop in a thread of its own, run by a calling thread while calls follow each other.
 
 A call into the loop of another thread, and back, costs two changes of threads, as much as the rest of a send.
-So a thread whose calls follow each other closely, while no other thread calls, turns the loop itself until
-its call is done; the loop's own thread rests in this time. It gets the loop back as soon as another thread
-needs it, or `LOAN_SECONDS` after the last call.
+So a thread whose calls follow each other closely, while no other thread calls, runs the loop itself until its
+call is done; the loop's own thread rests in this time. The thread gets the loop back as soon as another
+thread needs it, or `LOAN_SECONDS` after the last call.
 
 In the main thread a signal's handler runs between any two instructions, and its exception would come out of
 the middle of the loop. So Ctrl-C is only recorded while the main thread has the loop; and if the application
@@ -27,11 +26,12 @@ from typing import TYPE_CHECKING, Any, Final
 import sniffio
 
 LOAN_SECONDS: Final = 0.005
-"""Calls that follow each other sooner are in a row; and so long the loop rests after the last of them."""
+"""Longest pause between calls in a row, in seconds; the loop rests for this time after the last of them."""
 ROW: Final = 4
-"""So many calls in a row, and the thread that makes them gets the loop."""
+"""Calls in a row after which the calling thread gets the loop."""
 REST_SECONDS: Final = 1.0
-"""For so long it waits for the loop's thread to be done with something; then its call goes the other way."""
+"""Seconds for which the calling thread waits for the loop's thread to become free; after that its call goes
+the other way."""
 _SIGNALS: Final = [
     number
     for number in map(int, _signal.valid_signals())
@@ -40,7 +40,7 @@ _SIGNALS: Final = [
 
 
 def inline_loop() -> asyncio.AbstractEventLoop:
-    """A new loop; one that is not lent where the application or the system has loops of another kind."""
+    """A new loop; it is not lent if the application or the system has loops of another kind."""
     loop = asyncio.new_event_loop()
     if (
         type(loop) is not asyncio.SelectorEventLoop
@@ -53,7 +53,7 @@ def inline_loop() -> asyncio.AbstractEventLoop:
 
 
 class InlineLoop(asyncio.SelectorEventLoop):
-    """See the module."""
+    """An asyncio loop that a calling thread may borrow; the module says when."""
 
     if TYPE_CHECKING:
         _thread_id: int | None
@@ -66,10 +66,10 @@ class InlineLoop(asyncio.SelectorEventLoop):
     def __init__(self) -> None:
         super().__init__()
         self._turn = threading.Lock()  # held by the thread that borrows the loop, or takes it back
-        self._is_lent = False  # the loop's thread is to rest
+        self._is_lent = False  # the loop's thread should rest
         self._rests = threading.Event()
         self._called = threading.Event()
-        self._is_called = False  # another thread wants something of the loop while it is lent
+        self._is_called = False  # another thread needs the loop while it is lent
         self._loans = 0
         self._is_awaited = False  # the loop's thread waits for the end of the call
         self._borrower = 0
@@ -87,16 +87,16 @@ class InlineLoop(asyncio.SelectorEventLoop):
         super()._run_once()  # type: ignore[misc]
 
     def _rest(self) -> None:
-        """Wait until the loop is free, and wanted or not used for a while."""
+        """Wait until the loop is free, and needed or unused for a while."""
         self._rests.set()
         seconds: float | None = LOAN_SECONDS
         seen = -1
         while True:
             self._called.wait(seconds)
             self._called.clear()
-            # One call that takes long is waited for to its end. Many short ones must not wake this thread
-            # with each of them, as it would find the next one begun. It is told before it is asked for: who
-            # gives the loop back just now looks afterwards.
+            # One long call is waited for to its end. Many short calls must not wake this thread with each of
+            # them, as it would find the next call begun. `_is_awaited` is set before the lock is tried: a
+            # thread that gives the loop back at that moment looks at it afterwards.
             is_long, seen = self._loans == seen, self._loans
             self._is_awaited = is_long
             if not self._turn.acquire(blocking=False):
@@ -160,7 +160,7 @@ class InlineLoop(asyncio.SelectorEventLoop):
         self._ended_at = monotonic()
 
     def _may_borrow(self, me: int) -> bool:
-        """Whether nothing in this thread would be in its way. Takes SIGINT over, in the main thread."""
+        """True if nothing in this thread prevents the loan. In the main thread it also takes SIGINT over."""
         if (
             self.get_debug()
             or events._get_running_loop() is not None
@@ -186,7 +186,7 @@ class InlineLoop(asyncio.SelectorEventLoop):
         self._write_to_self()
 
     def _restore(self) -> None:
-        """Give SIGINT back. Raises KeyboardInterrupt when it came."""
+        """Give SIGINT back. Raises KeyboardInterrupt when it came during the loan."""
         if self._has_handler and threading.get_ident() == threading.main_thread().ident:
             self._has_handler = False
             _signal.signal(SIGINT, default_int_handler)
@@ -214,7 +214,7 @@ class InlineLoop(asyncio.SelectorEventLoop):
         sys.set_asyncgen_hooks(self._asyncgen_firstiter_hook, self._asyncgen_finalizer_hook)
         try:
             while ended.locked() and not self._stopping and not self._is_interrupted:
-                # What is ready has its turn before the sockets are asked: two questions less for a send.
+                # Ready callbacks run before the sockets are polled: two system calls less for a send.
                 for _ in range(len(ready)):
                     handle = ready.popleft()
                     if not handle._cancelled:

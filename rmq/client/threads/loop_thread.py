@@ -23,14 +23,14 @@ T = TypeVar("T")
 
 
 class LoopThread(BlockingPortal):
-    """The way into a loop's thread. A fork copies no threads: who calls in the copy, and would wait for ever,
-    gets LocalProtocolError."""
+    """The way into a loop's thread. A fork copies no threads: a caller in the copy, which would wait for
+    ever, gets LocalProtocolError."""
 
     def __init__(self) -> None:
         super().__init__()
         self._pid = os.getpid()
         self.opened: WeakSet[Any] = WeakSet()
-        """What was opened without a block, and is to be closed before the loop ends."""
+        """Objects that were opened without a block, to be closed before the loop ends."""
 
     def start_task_soon(self, *arguments: Any, **options: Any) -> Any:  # type: ignore[override]
         self.check_process()
@@ -42,7 +42,7 @@ class LoopThread(BlockingPortal):
 
     @property
     def is_of_this_process(self) -> bool:
-        """Whether the thread belongs to this process, and not to the process from which it was forked."""
+        """True if the thread belongs to this process, and not to the process from which it was forked."""
         return os.getpid() == self._pid
 
     def check_process(self) -> None:
@@ -78,14 +78,15 @@ def loop_thread(backend: str) -> Iterator[LoopThread]:
         yield portal
     finally:
         if portal.is_of_this_process:
-            portal.call(portal.stop, True)  # blocks that nobody left would keep it
+            portal.call(portal.stop, True)  # blocks that were never left would keep it
             thread.join()
 
 
 def wait_for(
     portal: BlockingPortal, function: Callable[..., Coroutine[Any, Any, T]], *arguments: Any, **options: Any
 ) -> T:
-    """What the coroutine function returns or raises. Interrupted by Ctrl-C, the call is cancelled first."""
+    """The result or the error of the coroutine function. Interrupted by Ctrl-C, the call is cancelled
+    first."""
     if isinstance(portal, LoopThread):
         portal.check_process()
     running = _loop_of(portal)
@@ -135,11 +136,11 @@ def _call_in_trio(portal: BlockingPortal, function: Callable[[], Coroutine[Any, 
         for scope in scopes:
             scope.cancel()
 
-    try:  # from the first moment on, as Ctrl-C may come before the future is here
+    try:  # from the first moment on, as Ctrl-C may come before the future exists
         portal.start_task_soon(call).result()
     except BaseException:
         given_up.set()
-        with suppress(RuntimeError, LocalProtocolError):  # there is no loop any more
+        with suppress(RuntimeError, LocalProtocolError):  # the loop has ended
             portal.start_task_soon(cancel)
         raise
     return returned[0]

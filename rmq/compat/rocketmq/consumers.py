@@ -64,21 +64,21 @@ class PushConsumer(Opened):
         self._thread_count = number("thread_count", thread_count, 1, MOST_THREADS)
 
     def set_message_batch_max_size(self, max_size: int) -> None:
-        """Without effect, as a callback gets one message at a time; the size is only checked."""
+        """Check the size, without further effect: a callback gets one message at a time."""
         self._check_unstarted("set_message_batch_max_size")
         number("max_size", max_size, 1, 1024)
 
     def set_instance_name(self, name: Text) -> None:
         """Set the second half of the client's id, which is ``address@name``: no two consumers of a group on
-        this machine may have the same. Without a name the id is unique."""
+        this machine may have the same name. Without a name the id is unique."""
         self._check_unstarted("set_instance_name")
         self._instance_name = text("name", name)
 
     def subscribe(self, topic: Text, callback: Callback, expression: Text = "*") -> None:
-        """Have `callback` called with the messages of `topic` that fit: ``"*"`` is all, ``"a || b"`` tags.
+        """Call `callback` with the matching messages of `topic`: ``"*"`` is all, ``"a || b"`` tags.
 
         A second call for the topic replaces the first. The callback returns CONSUME_SUCCESS; None counts as
-        this, with one warning. RECONSUME_LATER, an exception, and any other result have the message
+        this, with one warning. After RECONSUME_LATER, an exception, or any other result the message is
         redelivered.
         """
         self._check_unstarted("subscribe")
@@ -139,8 +139,8 @@ class PushConsumer(Opened):
             raise Retry("the callback returned RECONSUME_LATER")
 
     def shutdown(self) -> None:
-        """Stop: callbacks that run get up to 20 s to end, offsets are committed. Called by a callback, it
-        returns at once, and the end comes when that callback has returned."""
+        """Stop the consumer: running callbacks get up to 20 s to end, offsets are committed. Called by a
+        callback, the function returns at once, and the consumer ends when that callback has returned."""
         if threading.get_ident() in self._handling:
             threading.Thread(target=super().shutdown, name="rmq-compat-shutdown").start()
             return
@@ -158,7 +158,7 @@ class PushConsumer(Opened):
 
     def _forked(self) -> None:
         super()._forked()
-        self._was_forked = False  # the parent goes on consuming
+        self._was_forked = False  # the parent continues to consume
         self._consumer = self._runner = None
         self._handling = set()
 
@@ -196,8 +196,8 @@ class PullConsumer(Opened):
         self.offset_table[mq] = number("offset", offset, 0, 2**63 - 1)
 
     def pull(self, topic: Text, expression: Text = "*", max_num: int = 32) -> Iterator[ReceivedMessage]:
-        """All messages of the topic that are there and were not pulled before, queue by queue, `max_num` in
-        a request. Raises PullConsumerFetchMQFailed, PullConsumerFetchMessageFailed."""
+        """All present messages of the topic that were not pulled before, queue by queue, `max_num` in a
+        request. Raises PullConsumerFetchMQFailed, PullConsumerFetchMessageFailed."""
         name, subscribed = text("topic", topic), text("expression", expression)
         number("max_num", max_num, 1, 1024)
         self._check_started(PullConsumerFetchMQFailed)

@@ -1,6 +1,7 @@
 """Exceptions, under the names of `rocketmq.exceptions`.
 
-Each says what happened, and its `__cause__` is the error of the client (`rmq.RmqError`), where there is one.
+Each has a text with the fault, and its `__cause__` is the error of the client (`rmq.RmqError`), if there is
+one.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ class ProducerException(RocketMQException):
 
 
 class ProducerStartFailed(ProducerException):
-    """A producer has no name server address, or a setting that cannot be."""
+    """A producer has no name server address, or an invalid setting."""
 
 
 class ProducerSendSyncFailed(ProducerException):
@@ -31,7 +32,7 @@ class ProducerSendSyncFailed(ProducerException):
 
 
 class ProducerSendOnewayFailed(ProducerException):
-    """`send_oneway` or `send_oneway_orderly` failed before the message was on its way."""
+    """`send_oneway` or `send_oneway_orderly` failed before the message was sent."""
 
 
 class ProducerSendOrderlyFailed(ProducerException):
@@ -56,11 +57,11 @@ class ConsumerException(RocketMQException):
 
 
 class PushConsumerStartFailed(ConsumerException):
-    """A push consumer has no subscription, no name server address, or a setting that cannot be."""
+    """A push consumer has no subscription, no name server address, or an invalid setting."""
 
 
 class PullConsumerStartFailed(ConsumerException):
-    """A pull consumer has no name server address, or a setting that cannot be."""
+    """A pull consumer has no name server address, or an invalid setting."""
 
 
 class PullConsumerFetchMQFailed(ConsumerException):

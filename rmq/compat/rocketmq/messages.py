@@ -1,4 +1,4 @@
-"""Message, which is sent, and ReceivedMessage, which callbacks get."""
+"""Message, for sends, and ReceivedMessage, for callbacks."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Message:
         self._delay_level = 0
 
     def set_keys(self, keys: Text) -> None:
-        """Set the keys by which the message can be found; several are divided by blanks."""
+        """Set the keys by which the message can be found, separated by blanks."""
         self._keys = text("keys", keys)
 
     def set_tags(self, tags: Text) -> None:
@@ -53,11 +53,11 @@ class Message:
         self._properties[name] = text(name, value)
 
     def set_delay_time_level(self, delay_time_level: int) -> None:
-        """Have the message delivered after one of the broker's delays: 1 is 1 s, 18 is 2 h; 0 at once."""
+        """Delay the delivery by one of the broker's delays: 1 is 1 s, 18 is 2 h; 0 is no delay."""
         self._delay_level = number("delay_time_level", delay_time_level, 0, MOST_LEVELS)
 
     def packed(self) -> client.Message:
-        """The message of the client, for a send. Raises InvalidMessage."""
+        """The message as the client's `Message`, for a send. Raises InvalidMessage."""
         return client.Message(
             self._topic,
             self._body,
@@ -69,32 +69,32 @@ class Message:
 
 
 def check_message(message: Message) -> Message:
-    """`message` itself. Raises TypeError for anything else."""
+    """Return `message`. Raises TypeError for any other type."""
     if not isinstance(message, Message):
         raise TypeError(f"message = {message!r:.100}: expected a Message, not {type(message).__name__}")
     return message
 
 
 class ReceivedMessage:
-    """A message as a callback gets it. Body, tags, keys and properties are bytes, as in the old client. It
-    may be kept after the callback has returned."""
+    """A message for a callback. Body, tags, keys and properties are bytes, as in the old client. The program
+    may keep it after the callback has returned."""
 
     def __init__(self, stored: client.StoredMessage) -> None:
         self._stored = stored
 
     @property
     def topic(self) -> str:
-        """The topic that it was sent to."""
+        """The topic of the message."""
         return self._stored.topic
 
     @property
     def tags(self) -> bytes:
-        """Its tag; empty without."""
+        """Its tag; empty without one."""
         return self.get_property(client.PROPERTY_TAGS)
 
     @property
     def keys(self) -> bytes:
-        """Its keys, divided by blanks; empty without."""
+        """Its keys, separated by blanks; empty without any."""
         return self.get_property(client.PROPERTY_KEYS)
 
     @property
@@ -104,12 +104,12 @@ class ReceivedMessage:
 
     @property
     def id(self) -> str:
-        """The id that the send's result had as `msg_id`."""
+        """The id in `msg_id` of the send's result."""
         return self._stored.message_id
 
     @property
     def delay_time_level(self) -> int:
-        """The level of delay that it was sent with; 0 without."""
+        """The delay level of the send; 0 without one."""
         return self._stored.delay_level
 
     @property
@@ -119,7 +119,7 @@ class ReceivedMessage:
 
     @property
     def reconsume_times(self) -> int:
-        """How often it was delivered before and not consumed."""
+        """The number of earlier, failed deliveries."""
         return self._stored.reconsume_times
 
     @property
@@ -129,12 +129,12 @@ class ReceivedMessage:
 
     @property
     def born_timestamp(self) -> int:
-        """When it was sent, in ms since 1970."""
+        """The time of its send, in ms since 1970."""
         return self._stored.born_timestamp
 
     @property
     def store_timestamp(self) -> int:
-        """When it was stored, in ms since 1970."""
+        """The time of its storage, in ms since 1970."""
         return self._stored.store_timestamp
 
     @property
@@ -153,7 +153,7 @@ class ReceivedMessage:
         return self._stored.prepared_transaction_offset
 
     def get_property(self, prop: Text | Enum) -> bytes:
-        """A property; empty when it has none of that name."""
+        """A property; empty without one of that name."""
         name = text("prop", prop.value if isinstance(prop, Enum) else prop)
         return self._stored.properties.get(name, "").encode("utf-8")
 
@@ -171,4 +171,4 @@ class ReceivedMessage:
 
 
 RecvMessage = ReceivedMessage
-"""The name that 0.4 had."""
+"""The name in version 0.4."""

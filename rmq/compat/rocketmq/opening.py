@@ -1,4 +1,4 @@
-"""Opened: settings, start and end that producers and consumers have in common.
+"""Opened: common settings, start and end of producers and consumers.
 
 A started object is kept alive until its `shutdown`, or until the interpreter ends: callbacks come also when
 the program has dropped it. After a fork the child has none of the parent's connections: a producer opens its
@@ -25,19 +25,19 @@ from rmq.protocol.auth.signature import Credentials
 log = logging.getLogger("rmq.compat.rocketmq")
 
 DOMAIN_SECONDS: Final = 3.0
-"""A name server domain has to answer within this time."""
+"""Time-out of a request to a name server domain, in seconds."""
 DOMAIN_BYTES: Final = 64 * 1024
 
 _started: set[Opened] = set()
 _of_parents: list[blocking.Client] = []
-"""Clients of the process from which this one was forked. They must never be collected: closing their loops
-here would change the epoll object that the parent uses."""
+"""Clients of the process from which this one was forked. They must never be collected: closing their loops in
+this process would change the epoll object that the parent uses."""
 """Clients of the process from which this one was forked. They must never be collected: closing their loops
 here would change the epoll object that the parent uses."""
 
 
 class Opened:
-    """One started thing of a program, with a client of its own."""
+    """A producer or consumer of a program, with a client of its own."""
 
     _kind: ClassVar[str]
     _start_failed: type[RocketMQException]
@@ -76,7 +76,7 @@ class Opened:
         self._name_servers = address
 
     def set_name_server_domain(self, domain: Text) -> None:
-        """Set the URL that answers with the addresses of the name servers. It is asked once, by `start`."""
+        """Set the URL that answers with the addresses of the name servers. `start` requests it once."""
         self._check_unstarted("set_name_server_domain")
         self._domain = text("domain", domain)
 
@@ -102,7 +102,7 @@ class Opened:
     # --- start and end ---
 
     def start(self) -> None:
-        """Open the client. Once started: nothing. Raises the exception of a failed start."""
+        """Open the client. No effect on a started object. Raises the exception of a failed start."""
         with self._lock:
             if self._client is not None:
                 return
@@ -118,8 +118,8 @@ class Opened:
             _started.add(self)
 
     def shutdown(self) -> None:
-        """End, and close the client: running sends and callbacks end before. Once ended, or never started:
-        nothing. `start` begins again."""
+        """Close the client: running sends and callbacks end first. No effect on an object that is not
+        started. `start` begins again."""
         with self._lock:
             client, self._client, self._was_forked = self._client, None, False
             _started.discard(self)
@@ -134,11 +134,11 @@ class Opened:
         """Raises the exception of a failed start when something is missing."""
 
     def _begin(self, client: blocking.Client) -> None:
-        """Open what works on the client. Raises RmqError."""
+        """Open the object's part that works on the client. Raises RmqError."""
         raise NotImplementedError
 
     def _end(self) -> None:
-        """Close what works on the client."""
+        """Close the object's part that works on the client."""
         raise NotImplementedError
 
     def _settings(self) -> dict[str, Any]:
@@ -165,14 +165,14 @@ class Opened:
         )
 
     def _check_started(self, kind: type[RocketMQException]) -> None:
-        """Raises `kind` unless it has started. After a fork it starts again."""
+        """Raises `kind` unless the object has started. After a fork it starts again."""
         if self._client is None:
             if not self._was_forked:
                 raise kind(f"the {self._kind} of {self._group} has not started: call start() before")
             self.start()
 
     def _forked(self) -> None:
-        """Let go of the parent's client, in a child process."""
+        """Drop the parent's client, in a child process."""
         self._lock = threading.RLock()  # another thread may have held it
         if self._client is not None:
             _of_parents.append(self._client)
@@ -180,7 +180,7 @@ class Opened:
 
 
 def _asked(domain: str) -> str:
-    """The name servers that the answer of `domain` names. Raises ConfigError."""
+    """The name servers in the answer of `domain`. Raises ConfigError."""
     url = domain if "://" in domain else f"http://{domain}"
     if not url.startswith(("http://", "https://")):
         raise ConfigError("name server domain", domain, "a URL of http or https")

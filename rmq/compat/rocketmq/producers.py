@@ -25,10 +25,11 @@ from rmq.errors import ResponseError, RmqError
 from rmq.message import PROPERTY_UNIQUE_KEY, MessageQueue, with_properties
 
 WAITS: Final = 5
-"""A send waits for a broker or a route at most for so many times its timeout: the old client's attempts."""
+"""Factor of its timeout for which a send waits for a broker or a route: the old client's number of
+attempts."""
 ASYNC_THREADS: Final = 16
 ASYNC_SENDS: Final = 1_000
-"""Asynchronous sends that may be under way; the next `send_async` waits for one of them."""
+"""Asynchronous sends that may be in flight; the next `send_async` waits for one of them."""
 MOST_MS: Final = 2**31 - 1
 
 QueueSelector = Callable[[int, ReceivedMessage, Any], int]
@@ -70,8 +71,8 @@ class Producer(Opened):
     # --- settings ---
 
     def set_timeout(self, timeout: int) -> None:
-        """Set the time for one send and its retries, in ms. A send waits for a broker, or for a route, that
-        is not there for up to five times as long."""
+        """Set the time for one send and its retries, in ms. A send waits for up to five times as long for a
+        broker or a route that is missing."""
         self._check_unstarted("set_timeout")
         self._sending["send_timeout_ms"] = number("timeout", timeout, 1, MOST_MS)
 
@@ -109,7 +110,7 @@ class Producer(Opened):
     def _open(self, kind: type[RocketMQException]) -> blocking.Producer:
         self._check_started(kind)
         producer = self._producer
-        if producer is None:  # another thread has ended it meanwhile
+        if producer is None:  # another thread has ended it in between
             raise kind(f"the {self._kind} of {self._group} has ended: call start() again")
         return producer
 
@@ -151,8 +152,8 @@ class Producer(Opened):
         retry_times: int = 3,
         queue_selector: QueueSelector = hashing_queue_selector,
     ) -> SendResult:
-        """Send to the queue that `queue_selector(number of queues, message, arg)` chooses. It is tried
-        `retry_times` more times there. Raises ProducerSendOrderlyFailed, TypeError."""
+        """Send to the queue that `queue_selector(number of queues, message, arg)` chooses. A failed send is
+        repeated `retry_times` times at that queue. Raises ProducerSendOrderlyFailed, TypeError."""
         number("retry_times", retry_times, 0, 100)
         check_message(msg)
         with failing(ProducerSendOrderlyFailed):
@@ -182,7 +183,7 @@ class Producer(Opened):
         exception_callback: Callable[[ProducerSendAsyncFailed], object] | None,
     ) -> None:
         """Begin a send; one of the callbacks is called in a thread of the producer's. Without an exception
-        callback a failure is logged. Waits while 1,000 sends are under way; `shutdown` waits for all. Raises
+        callback a failure is logged. Waits while 1,000 sends are in flight; `shutdown` waits for all. Raises
         ProducerException before start and after shutdown, TypeError."""
         check_message(msg)
         packed_error: RmqError | None = None
@@ -247,6 +248,6 @@ def _chosen(producer: blocking.Producer, msg: Message, arg: Any, selector: Queue
 
 
 def _unsent(packed: client.Message) -> ReceivedMessage:
-    """A message that is not sent yet, in the form that callbacks take."""
+    """A message that is not sent yet, in the form for callbacks."""
     properties = with_properties(packed, {PROPERTY_UNIQUE_KEY: "-"})  # the id comes with the send
     return ReceivedMessage(client.StoredMessage(packed.topic, -1, -1, -1, 0, packed.body, properties))

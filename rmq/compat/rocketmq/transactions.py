@@ -55,11 +55,11 @@ class TransactionMQProducer(Producer):
         self, message: Message, local_execute: LocalExecute, user_args: Any = None
     ) -> SendResult:
         """Store a half message, call `local_execute(message, user_args)` in this thread, and end the
-        transaction as it says.
+        transaction by its result.
 
         An exception of `local_execute`, and a result that is no TransactionStatus, are logged and count as
-        UNKNOWN: the check-back decides. Raises ProducerException when the half message could not be stored
-        as safely as the broker promises; `local_execute` is not called then.
+        UNKNOWN: the check-back decides. Raises ProducerException when the half message could not be stored as
+        safely as the broker promises; `local_execute` is not called in that case.
         """
         check_message(message)
         with failing(ProducerException):

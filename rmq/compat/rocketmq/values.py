@@ -12,11 +12,11 @@ from rmq.compat.rocketmq.exceptions import RocketMQException
 from rmq.errors import RmqError
 
 Text: TypeAlias = str | bytes
-"""The old client takes names and bodies as text and as bytes in UTF-8."""
+"""Types of names and bodies, as in the old client: text, and bytes in UTF-8."""
 
 
 class SendStatus(IntEnum):
-    """How safely a message is stored."""
+    """The safety of a stored message."""
 
     OK = 0
     FLUSH_DISK_TIMEOUT = 1
@@ -25,7 +25,7 @@ class SendStatus(IntEnum):
 
 
 class TransactionStatus(IntEnum):
-    """The end of a transaction, as a check-back or a local execution decides it."""
+    """The end of a transaction, as the result of a check-back or a local execution."""
 
     COMMIT = 0
     ROLLBACK = 1
@@ -33,14 +33,14 @@ class TransactionStatus(IntEnum):
 
 
 class ConsumeStatus(IntEnum):
-    """Result of a callback: the message is consumed, or it is to be redelivered."""
+    """Result of a callback: the message is acknowledged, or redelivered."""
 
     CONSUME_SUCCESS = 0
     RECONSUME_LATER = 1
 
 
 class MessageModel(IntEnum):
-    """Whether each member of a group gets every message, or the members share the messages."""
+    """How a group shares messages: each member gets a part of them, or each gets all."""
 
     BROADCASTING = 0
     CLUSTERING = 1
@@ -68,7 +68,7 @@ def result_of(result: ClientResult) -> SendResult:
 
 
 def text(name: str, value: Text) -> str:
-    """`value` as text. Raises TypeError, and RocketMQException for bytes that are not UTF-8."""
+    """Return `value` as text. Raises TypeError, and RocketMQException for bytes that are not UTF-8."""
     if isinstance(value, str):
         return value
     if isinstance(value, bytes):
@@ -80,7 +80,7 @@ def text(name: str, value: Text) -> str:
 
 
 def number(name: str, value: int, least: int, most: int) -> int:
-    """`value` itself. Raises TypeError, and RocketMQException for a number out of its bounds."""
+    """Return `value`. Raises TypeError, and RocketMQException for a number out of its bounds."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"{name} = {value!r:.100}: expected an int, not {type(value).__name__}")
     if not least <= value <= most:

@@ -44,16 +44,16 @@ MEMBERS: Final = 2
 """An entry whose data are the members from it on."""
 
 FILE_BYTES: Final = 1 << 20
-"""Size of a file, unless what must be in it needs more."""
+"""Size of a file, unless its first frame needs more."""
 
 FORMAT: Final = 1
-"""Of the frames that this version writes, and the last one that it reads."""
+"""The format of the frames that this version writes, and the highest format that it reads."""
 
 _HEAD: Final = Struct(">4sIIQ")
 _MAGIC: Final = b"rmqJ"
 _NAME: Final = "journal-"
 _SECTOR: Final = 512
-"""A disk writes so many bytes, or none of them."""
+"""Bytes that a disk writes as a unit: all of them or none."""
 
 
 @frozen
@@ -66,12 +66,12 @@ class Entry:
 
     @property
     def members(self) -> dict[str, str]:
-        """Of an entry of members: id -> address."""
+        """Id -> address, of an entry of members."""
         return msgspec.msgpack.decode(self.data, type=dict[str, str])
 
 
 def members_entry(term: int, members: Mapping[str, str]) -> Entry:
-    """An entry that makes these the members."""
+    """An entry with these members."""
     return Entry(term, MEMBERS, msgspec.msgpack.encode(dict(members)))
 
 
@@ -99,12 +99,12 @@ class Frame:
     format: int = FORMAT
     writer: str = ""
     doubtful: bool = False
-    """What a frame before it said may be forgotten."""
+    """True if the end of the journal may be lost, so that an earlier promise may be forgotten."""
 
 
 @frozen
 class _Origin:
-    """The fields of a frame that every format has. Early journals have neither."""
+    """The fields of a frame that every format has. Early journals have neither field."""
 
     format: int = 1
     writer: str = ""
@@ -188,7 +188,7 @@ class Journal:
         self._write(Frame(term, vote, is_blank=self.is_blank, doubtful=self.is_doubtful))
 
     def doubt(self, is_doubtful: bool, term: int, vote: str) -> None:
-        """Be in a term as by `save`, and be doubtful or not any more."""
+        """Save a term, and whether the journal is doubtful in it."""
         self.is_doubtful = is_doubtful
         self.save(term, vote)
 
@@ -206,7 +206,7 @@ class Journal:
         self._write(evolve(kept, first=first, entries=list(entries)))
 
     def compact(self, index: int, data: bytes) -> None:
-        """Have `data` in place of the entries up to `index`."""
+        """Replace the entries up to `index` by the snapshot `data`."""
         members = self.snapshot.members
         for number in range(self.base + 1, index + 1):
             entry = self.entry(number)
@@ -258,7 +258,7 @@ class Journal:
         data = self._encode(whole)
         old, path = self._segment, self._path(self._number)
         self._number += 1
-        self._disk.remove(self._path(self._number))  # what a crash left of it
+        self._disk.remove(self._path(self._number))  # the rest of a file after a crash
         segment = self._disk.open(
             self._path(self._number), max(self._file_bytes, 2 * len(data)), mapped=False
         )
@@ -276,13 +276,13 @@ class Journal:
         names = [name for name in self._disk.list(self._folder) if name.startswith(_NAME)]
         numbers = sorted((int(name[len(_NAME) :]) for name in names), reverse=True)
         found = next((number for number in numbers if self._load_file(number)), 0)
-        # Of the first file nobody was told before its first frame stood there; a later one begins with what
-        # the file before it had.
+        # No other member depends on the first file before its first frame is written; a later file begins
+        # with all that the file before it had.
         if not found and numbers and numbers[0] > 1:
             raise _damaged(self._path(numbers[0]), 0, "the first frame cannot be read, and it is needed")
         self._number = found
-        # What was read is written anew: after a sync that failed the system still shows what is not on the
-        # medium, and no later sync would bring it there.
+        # All that was read is written again: after a failed sync the system still shows bytes that are not on
+        # the medium, and no later sync would bring them to it.
         self._next_file()
         for number in numbers:
             if number != self._number:
@@ -356,7 +356,7 @@ def _frame_at(data: bytes, at: int, after: int) -> tuple[bytes, int, int] | None
 
 
 def _was_whole(data: bytes, at: int) -> bool:
-    """Whether the bytes behind the last good frame are a complete frame that was changed, rather than parts
+    """True if the bytes behind the last good frame are a complete frame that was changed, rather than parts
     of a frame or nothing. A part that was never written is zeros, and the last byte of a frame is not zero.
     """
     end = len(data.rstrip(b"\0"))

@@ -11,21 +11,21 @@ from rmq.errors import RmqError
 
 
 class UnknownCommand(RmqError):
-    """An entry of the log, or a snapshot, that this version cannot read; the text says which."""
+    """An entry of the log, or a snapshot, that this version cannot read; the text names it."""
 
     hint = "start this controller with the leader's version, or a later version"
 
 
 class StateMachine(Protocol):
-    """The use of the log. The same entries in the same order must do the same everywhere."""
+    """The user of the log. The same entries in the same order must give the same state everywhere."""
 
     def apply(self, data: bytes) -> Any:
-        """Apply an entry and return its result. Raises UnknownCommand, with the state unchanged, and nothing
-        else."""
+        """Apply an entry and return its result. Raises UnknownCommand, with the state unchanged, and no other
+        error."""
         ...
 
     def snapshot(self) -> bytes:
-        """All of the state."""
+        """The whole state as bytes."""
         ...
 
     def restore(self, data: bytes) -> None:

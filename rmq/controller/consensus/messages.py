@@ -12,9 +12,9 @@ from rmq.controller.consensus.journal import Entry, Snapshot
 from rmq.errors import RemoteProtocolError
 
 TERMS_AHEAD: Final = 1 << 32
-"""By so much another member's term may be ahead: there is an election a second at most."""
+"""Terms by which another member may be ahead: at most one election a second begins."""
 PLACE_MAX: Final = (1 << 63) - 1 - TERMS_AHEAD
-"""The highest term, index or commit: what comes after it can be written, too."""
+"""The highest term, index or commit that is accepted: a member can write higher numbers, too."""
 NAME_MAX: Final = 512
 
 EARLIER_KINDS: Final = {
@@ -35,9 +35,9 @@ LATER_KINDS: Final = {today: earlier for earlier, today in EARLIER_KINDS.items()
 class Message:
     """One message of a member to another; which fields count depends on `kind`.
 
-    `index` and `log_term` are the place in the log that it is about; `sent_at` is the leader's clock, which
-    comes back in the answer. `is_learner`: the receiver is being made a member; None in messages of earlier
-    versions. `is_blank`: the sender began with an empty folder, and no leader has made it a member since.
+    `index` and `log_term` are the message's place in the log; `sent_at` is the leader's clock, which the
+    answer repeats. `is_learner`: the receiver is being made a member; None in messages of earlier versions.
+    `is_blank`: the sender began with an empty folder, and no leader has made it a member since.
     """
 
     kind: str
@@ -71,7 +71,7 @@ _decoder: Final = msgspec.msgpack.Decoder(Message)
 
 
 def in_present_kinds(message: Message) -> Message:
-    """The message as this version names it."""
+    """The message with the present names of kinds."""
     kind = EARLIER_KINDS.get(message.kind)
     return message if kind is None else evolve(message, kind=kind)
 

@@ -48,13 +48,13 @@ from rmq.errors import RemoteProtocolError, RmqError
 log = logging.getLogger("rmq.controller")
 
 ENTRIES_MAX: Final = 256
-"""Entries in one message, unless the member is made with another number."""
+"""Entries in one message, unless the constructor gives another number."""
 BYTES_MAX: Final = 1 << 18
-"""Of the entries in one message."""
+"""Bytes of the entries in one message."""
 COMPACT_ENTRIES: Final = 1_000
-"""After so many entries a snapshot takes their place."""
+"""Entries after which a snapshot replaces them."""
 STOPPED_ENTRIES_MAX: Final = 10_000
-"""A member that has stopped applying makes no snapshots: with so many entries it takes no more."""
+"""A member that has stopped applying makes no snapshots: with this number of entries it accepts no more."""
 ADDRESSES_MAX: Final = 64
 """Senders whose addresses are kept, members or not."""
 
@@ -69,7 +69,7 @@ class Role(enum.Enum):
 
 
 class NotLeader(RmqError):
-    """Only the leader does this: `leader` is the leader's address, empty when unknown."""
+    """A request that only the leader answers: `leader` is the leader's address, empty when unknown."""
 
     retriable = True
     hint = "ask the leader"
@@ -88,8 +88,8 @@ class ChangeUnderWay(RmqError):
 
 @frozen
 class Timing:
-    """`election_s`: so long a leader may be silent. `drift`: by how much of a second two clocks may be apart
-    after a second."""
+    """Times of the algorithm. `election_s`: the silence of a leader after which an election begins. `drift`:
+    the difference that two clocks may have after a second, in seconds."""
 
     election_s: float = 1.0
     heartbeat_s: float = 0.2
@@ -135,7 +135,7 @@ class Raft:
         self._journal = journal
         self._machine = machine
         self._chance = chance
-        self._heard_at = now  # it may have heard a leader just before it stopped
+        self._heard_at = now  # it may have heard a leader just before its stop
         self._election_at = now + self._election_timeout()
         self._heartbeat_at = math.inf
         self._led_at = -math.inf
@@ -144,10 +144,10 @@ class Raft:
         self._match_index: dict[str, int] = {}
         self.lost_journal: set[str] = set()
         """A leader's: members that had more of the log than they have, and were given it again."""
-        self._inflight: set[str] = set()  # who has not answered entries yet
-        self._answered: dict[str, float] = {}  # when that was sent which a member answered last
+        self._inflight: set[str] = set()  # members that have not answered entries yet
+        self._answered: dict[str, float] = {}  # send time of the message that a member answered last
         self._first = 0  # a leader's: the index of its first entry
-        self._learners: dict[str, str] = {}  # a leader's: who shall become a member, once it has the log
+        self._learners: dict[str, str] = {}  # a leader's: members to add, once they have the log
         self._addresses: dict[str, str] = {}
         self._earlier: set[str] = set()
         """Senders of an earlier version, which know the earlier kinds of messages only."""
@@ -156,12 +156,12 @@ class Raft:
         is_empty = not journal.term and not journal.last
         asks = self._others() if is_empty or journal.is_doubtful else []
         token = random.Random()
-        token.setstate(chance.getstate())  # another start has another chance
+        token.setstate(chance.getstate())  # another start has another sequence
         self._recall = Recall(me, asks, token.random())
         self._recall_at = now
         self._restore(journal.snapshot)
 
-    # ---- what can be asked ----
+    # ---- queries ----
 
     @property
     def term(self) -> int:
@@ -175,7 +175,7 @@ class Raft:
 
     @property
     def is_blank(self) -> bool:
-        """Whether this member began with an empty folder, and no leader has made it a member since."""
+        """True if this member began with an empty folder, and no leader has made it a member since."""
         return self._journal.is_blank
 
     @property
@@ -190,7 +190,7 @@ class Raft:
 
     @property
     def deadline(self) -> float:
-        """When `step` has something to do at the latest."""
+        """The time of the next `step` at the latest."""
         if not self._recall.is_done:
             return self._recall_at
         return self._heartbeat_at if self.role is Role.LEADER else self._election_at
@@ -207,7 +207,7 @@ class Raft:
         return {one for one in self.members if one == self.me or self._answered.get(one, -math.inf) >= since}
 
     def lease_until(self, now: float) -> float:
-        """Until when no other leader can be elected; before `now` when that is not known."""
+        """The time until which no other leader can be elected; before `now` when no such time is known."""
         if self.role is not Role.LEADER:
             return -math.inf
         times = [now if one == self.me else self._answered.get(one, -math.inf) for one in self.members]
@@ -215,12 +215,12 @@ class Raft:
         return since + self.timing.election_s * (1 - self.timing.drift)
 
     def is_leading(self, now: float) -> bool:
-        """Whether this is the only possible leader and has applied every committed entry, so that answers
+        """True if this is the only possible leader and has applied every committed entry, so that answers
         from the state machine are final."""
         has_applied = self.applied >= self._first and not self.stopped
         return self.role is Role.LEADER and has_applied and now < self.lease_until(now)
 
-    # ---- what the owner asks for ----
+    # ---- changes by the owner ----
 
     def propose(self, data: bytes, now: float) -> tuple[int, int]:
         """Append an entry for the state machine. Return its index and term.
@@ -272,7 +272,7 @@ class Raft:
         return index, entry.term
 
     def take_messages(self) -> list[tuple[str, bytes]]:
-        """Messages to send since the last call: address, bytes."""
+        """Messages to send since the last call: (address, bytes)."""
         messages, self._messages = self._messages, []
         return messages
 
@@ -284,7 +284,7 @@ class Raft:
     # ---- time ----
 
     def step(self, now: float) -> None:
-        """Do what is due at `now`."""
+        """Do the due work of time `now`."""
         if not self._recall.is_done:
             if now >= self._recall_at:
                 self._recall_at = now + self.timing.heartbeat_s
@@ -352,7 +352,7 @@ class Raft:
         self._first, _ = self._propose(Entry(self.term, NOOP), now)
 
     def _in_lease(self, now: float) -> bool:
-        """Whether a lease or a forgotten promise forbids this member to grant a vote."""
+        """True if a lease or a forgotten promise forbids this member to grant a vote."""
         if self.is_blank:
             return True
         if self.role is Role.LEADER:
@@ -366,11 +366,11 @@ class Raft:
         last = self._journal.last
         return self._journal.term_at(last), last
 
-    # ---- what may be forgotten ----
+    # ---- forgotten promises ----
 
     @property
     def is_doubtful(self) -> bool:
-        """Whether this member may have forgotten agreed entries and has no other member to ask."""
+        """True if this member may have forgotten agreed entries and has no other member to ask."""
         return self._journal.is_doubtful and not self._others()
 
     def trust(self) -> None:
@@ -408,7 +408,7 @@ class Raft:
         if self._in_lease(now):
             return
         granted = message.term >= self.term and self._is_up_to_date(message)
-        # One who asks for less than our term learns of it by the answer.
+        # A candidate with a term below ours learns our term from the answer.
         term = message.term if granted else self.term
         self._send(message.sender, self._message("pre_vote_resp", granted=granted, term=term))
 
@@ -440,7 +440,7 @@ class Raft:
             self._poll_votes(now)
 
     def _become_follower(self, term: int, now: float) -> None:
-        """Be a follower, in a term that may be new."""
+        """Become a follower, in a term that may be new."""
         if term > self.term:
             self._journal.save(term, "")
         if self.role is Role.LEADER:
@@ -485,7 +485,7 @@ class Raft:
         )
 
     def _on_leader(self, message: Message, now: float) -> bool:
-        """Whether a message is from the leader of our term. If so, follow that leader."""
+        """True if a message is from the leader of our term. If so, follow that leader."""
         if message.term < self.term:
             self._send(message.sender, self._message("append_entries_resp", sent_at=message.sent_at))
             return False
@@ -501,7 +501,7 @@ class Raft:
         journal, entries, after = self._journal, message.entries, message.index
         if self.stopped and entries and len(journal.entries) >= STOPPED_ENTRIES_MAX:
             return
-        if after < journal.base:  # what a snapshot holds is committed, and the same everywhere
+        if after < journal.base:  # the entries of a snapshot are committed, and the same everywhere
             entries, after = entries[journal.base - after :], journal.base
         elif after > journal.last or journal.term_at(after) != message.log_term:
             self._answer(message, index=self._hint(after))
@@ -542,7 +542,7 @@ class Raft:
         self._answer(message, granted=True, index=snapshot.index)
 
     def _answer(self, message: Message, *, index: int, granted: bool = False) -> None:
-        # A leader makes it a member, so it was none. Earlier versions do not say that.
+        # A leader adds this member, so it was no member before. Earlier versions do not send this.
         is_made = self.me in self.members if message.is_learner is None else message.is_learner
         if self.is_blank and is_made:
             self._journal.begin()
@@ -569,7 +569,7 @@ class Raft:
         if message.is_blank and member in self.members:
             self._note_lost_journal(member)
         if not message.granted and message.index < match and not is_late:
-            # Not counted on any more for what it had, and it gets that again. A vote may be forgotten, too.
+            # The member's old match no longer counts, and it gets the entries again. A vote may be lost, too.
             self._note_lost_journal(member)
             self._match_index[member] = match = message.index
         if message.granted:
@@ -605,8 +605,8 @@ class Raft:
             (last if one == self.me else self._match_index.get(one, 0) for one in self.members), reverse=True
         )
         agreed = have[self._quorum() - 1]
-        # Entries of earlier terms only with one of this: a majority that has them does not keep another
-        # leader, of a term between, from taking them back (figure 8 of the paper).
+        # Entries of earlier terms only with one of this term: although a majority has them, a leader of a
+        # term in between can still take them back (figure 8 of the paper).
         if agreed > self.commit and self._journal.term_at(agreed) == self.term:
             self._commit_to(agreed)
             if self.me not in self.members and self._journal.members()[0] <= self.commit:
@@ -646,7 +646,7 @@ class Raft:
             self._stop(f"the snapshot of the log up to entry {snapshot.index}: {error}")
 
     def _stop(self, reason: str) -> None:
-        """Apply nothing more; `step` ends the lead."""
+        """Stop applying; `step` ends the lead."""
         self.stopped = reason
         log.error("%s HAS STOPPED: it cannot read %s. %s", self.me, reason, UnknownCommand.hint)
 
@@ -661,7 +661,7 @@ class Raft:
             self._messages.append((address, encode(message, to_earlier=member in self._earlier)))
 
     def receive(self, data: bytes, now: float) -> None:
-        """Take a message of another member. Raises RemoteProtocolError for bytes that are no message."""
+        """Handle a message of another member. Raises RemoteProtocolError for bytes that are no message."""
         message = decode(data)
         if message.sender == self.me:
             raise RemoteProtocolError(f"another controller calls itself {self.me} too")
@@ -680,7 +680,7 @@ class Raft:
             self._on_recalled(message, now)
             return
         if not self._recall.is_done:
-            return  # who counts on its word may do so in vain
+            return  # a member that relies on its answer may do so in vain
         match message.kind:
             case "pre_vote":
                 self._on_pre_vote(message, now)

@@ -29,8 +29,7 @@ Place = tuple[int, int]
 
 class Recall:
     """The answers of the `others`; without others a recall is done from the start. Each question and its
-    answer carry `token`: an answer to an earlier life of the member may come late, and be of an older state.
-    """
+    answer carry `token`: a late answer to an earlier start of the member may have an older state."""
 
     def __init__(self, me: str, others: Collection[str], token: float) -> None:
         self._me = me
@@ -44,7 +43,7 @@ class Recall:
 
     @property
     def is_done(self) -> bool:
-        """Whether all other members have answered."""
+        """True if all other members have answered."""
         return not self._silent
 
     @property
@@ -53,7 +52,7 @@ class Recall:
         return sorted(self._silent)
 
     def take(self, member: str, term: int, place: Place) -> None:
-        """Take an answer."""
+        """Take an answer of a member."""
         if member in self._silent:
             self._silent.discard(member)
             self.term, self.place = max(self.term, term), max(self.place, place)

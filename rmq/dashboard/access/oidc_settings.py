@@ -86,7 +86,7 @@ def values_of(claims: Mapping[str, Any], path: str) -> list[str]:
 
 
 def is_safe(url: str) -> bool:
-    """Whether requests of a URL are safe from others on the way."""
+    """True if requests of a URL are safe from others on the way."""
     try:
         parts = urlsplit(url)
         host = parts.hostname or ""

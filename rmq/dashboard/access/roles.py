@@ -94,7 +94,7 @@ def password_hash(password: str, salt: bytes | None = None) -> str:
 
 
 def is_password(password: str, line: str) -> bool:
-    """Whether a password is the one of a line that `password_hash` made."""
+    """True if a password is the one of a line that `password_hash` made."""
     _, cost, block, lanes, salt, digest = line.split("$")
     made = _scrypt(password, _bytes(salt), (int(cost), int(block), int(lanes)))
     return hmac.compare_digest(made, _bytes(digest))

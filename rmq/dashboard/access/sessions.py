@@ -45,13 +45,13 @@ class Identity:
 
     @property
     def is_confined(self) -> bool:
-        """Whether the identity sees only its own changes and jobs, as an account of the cluster that is no
+        """True if the identity sees only its own changes and jobs, as an account of the cluster that is no
         administrator. Changes of others name topics and groups that such an account may not see."""
         return not self.own and self.role < Role.ADMIN
 
     @property
     def is_logged_in(self) -> bool:
-        """Whether it has proved its name."""
+        """True if it has proved its name."""
         return self.kind != "anonymous"
 
 
@@ -75,7 +75,7 @@ class Session:
     notices: deque[Notice] = field(factory=lambda: deque(maxlen=NOTICES_MAX))
 
     def is_csrf(self, token: str) -> bool:
-        """Whether a form's token is this session's."""
+        """True if a form's token is this session's."""
         return hmac.compare_digest(self.csrf.encode(), token.encode())
 
     def touch(self, now: float) -> None:

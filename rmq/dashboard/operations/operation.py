@@ -90,11 +90,11 @@ class Operation:
     arguments: type[msgspec.Struct]
     result: Any
     is_long: bool = False
-    """Whether it may run as a job."""
+    """True if it may run as a job."""
 
     @property
     def changes(self) -> bool:
-        """Whether it changes something: then it is written to the audit log."""
+        """True if it changes something: then it is written to the audit log."""
         return self.method != "GET"
 
     @property

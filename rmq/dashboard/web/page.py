@@ -60,12 +60,12 @@ class Page:
 
     @property
     def is_post(self) -> bool:
-        """Whether a form was sent."""
+        """True if a form was sent."""
         return self.request.method not in SAFE_METHODS
 
     @property
     def is_part(self) -> bool:
-        """Whether a page that is open asks for a part of itself."""
+        """True if a page that is open asks for a part of itself."""
         return self.request.headers.get("hx-request", "") == "true"
 
     @property

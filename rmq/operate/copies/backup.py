@@ -1,9 +1,9 @@
 """Backup: a hot copy of a store's folder, and a new slave's folder made from a copy.
 
-A backup has the log and the tables. Queues and index are made again from the log at the first start. Bytes of
-the log never change once they are written, so a file that was full is not copied twice. The last files are
-cut behind the last record that was whole at the time of the copy: the broker goes on writing. Offsets are
-read before the log and written after it, so that no group is ever ahead of the log in a backup.
+A backup has the log and the tables. The first start makes queues and index from the log again. Bytes of the
+log never change once they are written, so a file that was full is not copied twice. The last files are cut
+behind the last record that was whole at the time of the copy: the broker continues to write. Offsets are read
+before the log and written after it, so that no group is ever ahead of the log in a backup.
 
 A copy is as private as its source, and never open to all users: files and folders keep their modes, and get
 0600 and 0700 where the source is open to all. Holes of sparse files are neither read nor written.
@@ -31,22 +31,22 @@ MANIFEST: Final = "backup.json"
 PIECE: Final = 1 << 20
 ZEROS: Final = bytes(PIECE)
 LATE: Final = ("topics.json", "subscriptionGroup.json")
-"""Read after the log: a topic of any message in it is among them."""
+"""Files read after the log: they have the topic of every message in it."""
 UNFINISHED: Final = 3
-"""So many of the last files may still be written to: the newest, and one that is made ahead of time."""
+"""Number of last files that may still be written to: the newest, and one that is made ahead of time."""
 REPLICA: Final = ("controller.json",)
-"""Which replica of a controlled set the broker is: whoever has this file is believed to have all that was
-acknowledged, which a backup has not. In no backup; those of earlier versions may have it."""
+"""The file with the identity of a replica of a set with controllers: its owner counts as having every
+acknowledged message, and a backup has not. No backup has the file; those of earlier versions may have it."""
 OWN: Final = ("broker.properties", "broker.properties.bak", *REPLICA)
-"""The settings of one broker, which are not another one's."""
+"""The settings of one broker, which are not another broker's."""
 
 Pace = Callable[[int], None]
 
 
 @frozen
 class Copied:
-    """A file of a backup. `is_full`: of the log, and never to be written to again. `sha256` is of the first
-    `reach` bytes, or of all without: only zeros follow."""
+    """A file of a backup. `is_full`: a file of the log that is never written to again. `sha256` is of the
+    first `reach` bytes, or without `reach` of all bytes: only zeros follow."""
 
     size: int
     sha256: str
@@ -54,7 +54,7 @@ class Copied:
     reach: int | None = None
 
     def is_at(self, path: pathlib.Path) -> bool:
-        """Whether this is the content of a file. Raises FileNotFoundError."""
+        """True if this is the content of a file. Raises FileNotFoundError."""
         if path.stat().st_size != self.size:
             return False
         reach = self.size if self.reach is None else self.reach
@@ -79,14 +79,14 @@ class Manifest:
             raise StoreError(f"{folder / MANIFEST} cannot be read: {error!r}") from None
 
     def save(self, folder: pathlib.Path) -> None:
-        """Write the file, so that a crash leaves the old or the new."""
+        """Write the file, so that a crash leaves the old or the new one."""
         rows = {name: asdict(one) for name, one in sorted(self.files.items())}
         _replace(folder / MANIFEST, json.dumps({"files": rows}, indent=1).encode())
 
 
 @frozen
 class Result:
-    """What a backup did. `end`: where its log ends."""
+    """Result of a backup. `end`: the end of its log."""
 
     copied: int
     copied_bytes: int
@@ -115,7 +115,7 @@ def back_up(store: pathlib.Path, log: pathlib.Path, target: pathlib.Path, pace: 
         if (target / MANIFEST).exists():
             _close_to_others(folder, 0o700)
         _make_folder(folder, store)
-    for path in (MANIFEST, *manifest.files):  # earlier versions left them open to all
+    for path in (MANIFEST, *manifest.files):  # earlier versions made them readable to all users
         _close_to_others(target / path, 0o600)
     manifest.save(target)
     early = _tables(store, late=False)
@@ -145,7 +145,7 @@ def back_up(store: pathlib.Path, log: pathlib.Path, target: pathlib.Path, pace: 
     for path, data in {**early, **_tables(store, late=True)}.items():
         _replace(target / path, data, _mode_of(store / path))
         manifest.files[path] = Copied(len(data), hashlib.sha256(data).hexdigest())
-    _replace(target / "abort", b"")  # the first start on it looks at the log as after a crash
+    _replace(target / "abort", b"")  # the first start on it checks the log as after a crash
     manifest.save(target)
     return Result(copied, copied_bytes, kept, end)
 
@@ -164,9 +164,8 @@ def verify(target: pathlib.Path) -> Iterator[str]:
 
 
 def seed(backup: pathlib.Path, folder: pathlib.Path, log: pathlib.Path, pace: Pace) -> int:
-    """Make an empty folder the store of a new slave of the broker that the backup is of; what a break-off
-    left is gone on with. Returns the bytes. Raises StoreError, also when the backup is damaged.
-    """
+    """Make an empty folder the store of a new slave of the backup's broker; a second call continues an
+    interrupted one. Returns the bytes. Raises StoreError, also when the backup is damaged."""
     manifest = Manifest.load(backup)
     if manifest is None:
         raise StoreError(f"{backup} is no backup: it has no {MANIFEST}")
@@ -188,7 +187,7 @@ def seed(backup: pathlib.Path, folder: pathlib.Path, log: pathlib.Path, pace: Pa
                 raise StoreError(f"{backup / name} is damaged: it differs from the copied file")
         total += one.size
     state = folder / "config" / "replication.json"
-    if state.exists():  # the log keeps its name, but is not one that this broker wrote
+    if state.exists():  # the log keeps its name, but this broker has not written it
         text = json.dumps(json.loads(state.read_bytes()) | {"leads": False})
         _replace(state, text.encode(), _mode_of(state))
     _replace(folder / "abort", b"")
@@ -225,7 +224,7 @@ def _same_log(log: pathlib.Path, target: pathlib.Path, manifest: Manifest, names
 
 
 def _begins_alike(before: bytes, now: bytes) -> bool:
-    """Whether the bytes that were written before are there still."""
+    """True if the bytes that were written before are unchanged."""
     written = before.rstrip(b"\0")
     return now.startswith(written)
 
@@ -239,7 +238,7 @@ def _copy_log_file(
     reach = size
     if is_last:
         reach = _reach(beside, int(source.name), size)
-        if reach < size:  # what follows was being written
+        if reach < size:  # later bytes were being written
             os.truncate(beside, reach)
             os.truncate(beside, size)
     with open(beside, "rb+") as file:
@@ -265,7 +264,7 @@ def _reach(path: pathlib.Path, base: int, size: int) -> int:
 
 
 def _drop_others(target: pathlib.Path, manifest: Manifest, names: list[str], end: int) -> None:
-    """Remove what the store does not have any more, by its retention, or never had behind its end."""
+    """Remove files that the store has no longer, by its retention, and bytes behind its end."""
     present_files = {f"commitlog/{name}" for name in names if int(name) < end}
     for path in [
         path for path in manifest.files if path.startswith("commitlog/") and path not in present_files
@@ -313,7 +312,7 @@ def _next_data(number: int, at: int, end: int) -> tuple[int, int]:
 
 
 def _has_data(path: pathlib.Path, at: int) -> bool:
-    """Whether a file holds anything but zeros from `at` on."""
+    """True if a file holds anything but zeros from `at` on."""
     with open(path, "rb") as file:
         size = os.fstat(file.fileno()).st_size
         return any(piece.count(0) != len(piece) for _, piece in data_pieces(file, size, at))

@@ -15,7 +15,7 @@
     accounts:
       ops: {admin: true}                                      # never a secret
 
-Fields that stand at their defaults may be left out. Pure.
+Fields with default values may be left out. Pure.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class Manifest:
 
 
 def topic_settings(config: TopicConfig) -> Settings:
-    """A topic's config as the file writes it; 0 for no limit of its own."""
+    """A topic's config in the form of the file; 0 for no limit of its own."""
     limits = [int(text) if text.isdecimal() else 0 for text in retention_of(config)]
     return {
         "read_queues": config.read_queue_nums,
@@ -104,7 +104,7 @@ def topic_settings(config: TopicConfig) -> Settings:
 
 
 def group_settings(config: SubscriptionGroupConfig) -> Settings:
-    """A group's config as the file writes it."""
+    """A group's config in the form of the file."""
     return {
         "consume": config.consume_enable,
         "consume_from_min": config.consume_from_min_enable,
@@ -118,7 +118,7 @@ def group_settings(config: SubscriptionGroupConfig) -> Settings:
 
 
 def spread(found: Mapping[str, Settings], masters: Iterable[str]) -> dict[str, Settings]:
-    """Settings by broker, as one entry for `EVERYWHERE` when all masters have the same."""
+    """Settings by broker, as one entry for `EVERYWHERE` when all masters have the same settings."""
     values = list(found.values())
     if set(found) == set(masters) and all(value == values[0] for value in values):
         return {EVERYWHERE: values[0]}
@@ -126,7 +126,7 @@ def spread(found: Mapping[str, Settings], masters: Iterable[str]) -> dict[str, S
 
 
 def text_of(manifest: Manifest) -> str:
-    """The file's text; what stands at its default is left out."""
+    """The file's text, without fields at their defaults."""
     tree = {
         "version": VERSION,
         "brokers": manifest.brokers,
@@ -154,7 +154,7 @@ def _short(settings: Settings, known: Settings, always: tuple[str, ...]) -> Sett
 
 
 class Reader:
-    """Reads a file and names the line of what is wrong."""
+    """Reader of a file, which names the line of a fault."""
 
     def __init__(self, text: str, source: str) -> None:
         self.source = source

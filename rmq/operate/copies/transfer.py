@@ -1,6 +1,5 @@
 """Transfer of a cluster's topics, groups, offsets and accounts: read into a manifest, compared with one, and
-made so.
-"""
+changed to equal it."""
 
 from __future__ import annotations
 
@@ -30,11 +29,11 @@ if TYPE_CHECKING:
     from rmq.protocol.bodies import ClusterInfo
 
 Step = Callable[[int], object]
-"""Called with the number of changes that are made since the last call."""
+"""Called with the number of changes since the last call."""
 
 
 async def read_cluster(admin: Admin, cluster: str, *, offsets: bool) -> Manifest:
-    """What a cluster has, of users' making. Raises as `client.admin`."""
+    """The users' topics, groups, offsets and accounts of a cluster. Raises as `client.admin`."""
     addresses = await masters(admin, cluster=cluster)
     topics: dict[str, dict[str, Settings]] = {}
     groups: dict[str, dict[str, Settings]] = {}
@@ -54,7 +53,7 @@ async def read_cluster(admin: Admin, cluster: str, *, offsets: bool) -> Manifest
 
 
 def broker_entries(info: ClusterInfo, cluster: str = "") -> dict[str, Settings]:
-    """The brokers of a cluster, or of all, as the file names them."""
+    """The brokers of a cluster, or of all, in the form of the file."""
     return {
         name: {"cluster": data.cluster, "replicas": len(data.broker_addrs)}
         for name, data in sorted(info.broker_addr_table.items())
@@ -148,7 +147,7 @@ def _by_broker(places: dict[str, Settings], addresses: dict[str, str]) -> dict[s
 
 
 async def queue_ends(admin: Admin, topic: str) -> dict[tuple[str, int], int]:
-    """Broker and queue -> the end of that queue; nothing for a topic that is not there yet."""
+    """Broker and queue -> the end of that queue; no rows for a topic that does not exist yet."""
     try:
         stats = await admin.topic_stats(topic)
     except (NoRoute, TopicNotExist) as error:
@@ -165,7 +164,8 @@ def _compare_offsets(
     exported: dict[int, int],
     ends: dict[tuple[str, int], int],
 ) -> None:
-    """Offsets beyond the end of a queue, as after a wipe, are left out: a group there would miss messages."""
+    """Changes of offsets. Offsets beyond the end of a queue, as after a loss of its messages, are left out: a
+    group at such an offset would miss messages."""
     group, topic, broker = place
     fits = {queue: offset for queue, offset in exported.items() if offset <= ends.get((broker, queue), 0)}
     beyond = sorted(set(exported) - set(fits))
@@ -186,7 +186,7 @@ def _compare_accounts(plan: Plan, manifest: Manifest, there: Manifest) -> None:
             plan.notes.append(f"account {name} does not exist; `rmq acl add` creates it, with a secret")
             continue
         was = there.accounts[name]
-        # A default permission that is not given stays; all else that is empty is emptied.
+        # A default permission stays if the file has none; all other missing fields are emptied.
         given = {key: value for key, value in account.items() if value or not key.startswith("default_")}
         changed = [key for key, value in given.items() if value != was[key]]
         if changed:
@@ -199,8 +199,8 @@ def _skip(count: int) -> None:
 
 
 async def apply(admin: Admin, plan: Plan, step: Step = _skip) -> None:
-    """Make the changes in order. The first error ends the run; earlier changes stay, and the next run goes
-    on."""
+    """Make the changes in order. The first error ends the run; earlier changes stay, and the next run
+    continues."""
     for change in plan.changes:
         if change.kind == "account":
             await _change_account(admin, change, plan)

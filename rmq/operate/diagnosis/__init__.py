@@ -40,7 +40,7 @@ SAME_IN_A_CLUSTER: Final = (
 
 
 def diagnose(facts: Facts) -> list[Finding]:
-    """Judge the facts: findings that are wrong, then notes."""
+    """Judge the facts: problems first, then notes."""
     found = [
         *_name_server_findings(facts),
         *_certificate_findings(facts),
@@ -75,8 +75,8 @@ def _name_server_findings(facts: Facts) -> Iterator[Finding]:
 
 
 def _certificate_findings(facts: Facts) -> Iterator[Finding]:
-    """Certificates of name servers and of controllers that are none; those of brokers are looked at with the
-    rest of a broker."""
+    """Findings about the certificates of name servers, and of controllers that are not name servers; a
+    broker's certificate is judged with the broker."""
     ends = {f"name server {address}": end for address, end in facts.certificates.items()}
     for one in facts.controllers:
         if one.address not in facts.certificates:

@@ -19,14 +19,14 @@ CERTIFICATE_NOTE_DAYS: Final = 30
 CERTIFICATE_WRONG_DAYS: Final = 7
 DESCRIPTORS_NOTE: Final = 8_192
 DESCRIPTORS_WRONG: Final = 1_024
-"""A broker of a few hundred queues and clients needs more open files and connections."""
+"""Open files below which a broker has too few: one with a few hundred queues and clients needs more."""
 DELETED: Final = "DELETED OR REPLACED"
-"""Words of a broker whose log file was removed while it runs."""
+"""Words in the state of a broker whose log file was removed while it runs."""
 _UPTIME: Final = re.compile(r"(\d+) days?, (\d+) hours?, (\d+) minutes?, (\d+) seconds?")
 
 
 def findings_of_broker(broker: BrokerFacts) -> Iterator[Finding]:
-    """Problems of a broker by its own word."""
+    """Problems of a broker in its own report."""
     where = where_is(broker)
     if broker.error:
         todo = "check that it runs, and that brokerIP1 can be reached from here"
@@ -170,11 +170,11 @@ REMEDIES: Final = {
     "descriptors": "raise the limit of open files: LimitNOFILE of a unit, or ulimit -n",
     "unproved": "peers connect and send nothing: block them by a firewall",
 }
-"""What helps against each reason for which connections are refused."""
+"""Reason for refused connections -> remedy."""
 
 
 def _refusals(where: str, broker: BrokerFacts) -> Iterator[Finding]:
-    """Connections and places that limits have refused, or soon will."""
+    """Connections and places that limits have refused, or will refuse soon."""
     counts: dict[str, list[str]] = {}
     for row in broker.runtime.get("connectionsRefused", "").split():
         place, _, count = row.partition("=")

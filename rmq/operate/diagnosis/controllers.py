@@ -122,8 +122,8 @@ def _way_to_master(one: ControlledSet) -> str:
 
 
 def _heir(one: ControlledSet, replica: Replica) -> Replica | None:
-    """The replica that has the address of another one, with a new number; None without one. Of a replica that
-    may live itself, only a replica that is known to live is the heir."""
+    """The replica that has the address of another replica, with a new number; None without one. If the other
+    replica may live, only a replica that is known to live counts."""
     states = (True, None) if replica.lives is False else (True,)
     others = (other for other in one.replicas if other is not replica and other.lives in states)
     return next((other for other in others if other.address == replica.address), None)
@@ -141,7 +141,7 @@ def _of_dead(one: ControlledSet, replica: Replica) -> Finding:
 
 
 def _compared(leading: ControllerState, brokers: Sequence[BrokerFacts]) -> Iterator[Finding]:
-    """The table of the controllers beside that of the name servers."""
+    """Differences between the controllers' table and that of the name servers."""
     registered = {broker.address for broker in brokers}
     known = {one.name: one for one in leading.sets}
     for one in leading.sets:

@@ -12,7 +12,7 @@ IMPORT = "`rmq import FILE` restores it; if the change is intended, write a new 
 
 
 def findings_of_expectation(expected: Expectation) -> Iterator[Finding]:
-    """Brokers, topics, groups, accounts and messages that the cluster had at its export, and lacks now."""
+    """Brokers, topics, groups, accounts and messages of the export that the cluster lacks now."""
     yield from _brokers(expected)
     for kind, exported, there in (
         ("topic", expected.manifest.topics, expected.present.topics),

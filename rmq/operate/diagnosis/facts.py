@@ -19,7 +19,7 @@ Level = Literal["wrong", "note"]
 
 @frozen
 class Finding:
-    """Something to know: `wrong` needs an act, a `note` is worth a look."""
+    """A result of a diagnosis: `wrong` needs an act, a `note` is information."""
 
     level: Level
     where: str
@@ -28,7 +28,8 @@ class Finding:
 
     @property
     def subject(self) -> tuple[str, str]:
-        """Kind and name of the thing: ``("broker", "a")``, ``("group", "billing")``, ``("accounts", "")``."""
+        """Kind and name of the object: ``("broker", "a")``, ``("group", "billing")``, ``("accounts",
+        "")``."""
         kind, _, name = self.where.removesuffix(")").partition(" ")
         if kind == "name":
             return "name server", name.removeprefix("server ")
@@ -51,16 +52,15 @@ class BrokerFacts:
 
     @property
     def is_master(self) -> bool:
-        """Whether it is the master of its name."""
+        """True if it is the master of its name."""
         return self.broker_id == MASTER_ID
 
 
 @define
 class GroupFacts:
-    """Facts about a group: messages left, dead letters, members (None when not counted), and the
-    subscriptions of each member. `taken` are the messages that it has taken one by one and has not
-    acknowledged, of the broker with most of them; `oldest_ms` is the age of the oldest lease; `polls` are
-    takes that wait."""
+    """Facts about a group: its backlog, dead letters, members (None when not counted), and the subscriptions
+    of each member. `taken` is the number of messages in flight by per-message delivery, at the broker with
+    most of them; `oldest_ms` is the age of the oldest lease; `polls` is the number of waiting takes."""
 
     name: str
     lag: int = 0
@@ -76,8 +76,8 @@ class GroupFacts:
 @frozen
 class Expectation:
     """An exported cluster, and the same part of the present cluster. `masters` are the names of the masters
-    that answered: topics and groups are known of these only. `ends`: topic -> (broker, queue) -> the end of
-    that queue, of topics with exported offsets."""
+    that answered: topics and groups are known of these masters only. `ends`: topic -> (broker, queue) -> the
+    end of that queue, of topics with exported offsets."""
 
     manifest: Manifest
     present: Manifest
@@ -112,10 +112,10 @@ class Facts:
 
 
 def where_is(broker: BrokerFacts) -> str:
-    """A broker in the column of places."""
+    """The place of a broker for the output."""
     return place_of(broker.name, broker.broker_id)
 
 
 def place_of(name: str, broker_id: int) -> str:
-    """A broker's name and id in the column of places."""
+    """A broker's name and id for the column of places."""
     return f"broker {name}" + ("" if broker_id == MASTER_ID else f" (slave {broker_id})")

@@ -9,13 +9,13 @@ from rmq.operate.diagnosis.facts import Facts, Finding, GroupFacts, Level
 from rmq.printable import counted
 
 LEASE_MS: Final = 3_600_000
-"""The age of a lease from which the message is worth a look."""
+"""Age of a lease from which a message gets a note."""
 TAKEN_SHARE: Final = 0.9
-"""A group with this share of its greatest number of messages taken soon gets no more."""
+"""Share of its greatest number of messages in flight at which a group soon gets no more."""
 
 
 def findings_of_group(group: GroupFacts, facts: Facts) -> Iterator[Finding]:
-    """Judge the lag, the members, the dead letters and the taken messages of a group."""
+    """Judge the lag, the members, the dead letters and the messages in flight of a group."""
     limit = facts.lag_limit
     where = f"group {group.name}"
     if group.error:

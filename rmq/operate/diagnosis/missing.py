@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from rmq.protocol.bodies import MissingBroker
 
 NAMED: Final = 5
-"""Topics that a finding names."""
+"""Topics that a finding lists."""
 
 
 def findings_of_missing(facts: Facts) -> Iterator[Finding]:

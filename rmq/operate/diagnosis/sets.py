@@ -1,4 +1,4 @@
-"""Findings about the brokers of a name: a master with its slaves, by their own word."""
+"""Findings about the brokers of a name: a master with its slaves, by their own reports."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from rmq.operate.diagnosis.facts import BrokerFacts, Finding, Level, where_is
 from rmq.printable import counted
 
 LAG_BYTES: Final = 64 << 20
-"""A slave that lacks so much of its master's log is worth a look."""
+"""Bytes of its master's log that a slave lacks, from which it gets a note."""
 CONTROLLER_SECONDS: Final = 10
-"""Controllers answer several times a second, and elect another leader within a few."""
+"""Seconds of a controllers' silence that are a fault: they answer several times a second, and elect another
+leader within a few."""
 
 
 def findings_of_slaves(brokers: Sequence[BrokerFacts]) -> Iterator[Finding]:
@@ -50,7 +51,7 @@ def findings_of_slaves(brokers: Sequence[BrokerFacts]) -> Iterator[Finding]:
 
 def findings_of_set(brokers: Sequence[BrokerFacts], *, is_controlled: bool) -> Iterator[Finding]:
     """Problems of a set with controllers. `brokers` are the brokers of a name; with `is_controlled` the
-    controllers have said which replicas live, and their word counts."""
+    controllers' table has the living replicas, and this table counts."""
     for broker in brokers:
         silent = broker.runtime.get("controllerSilentSeconds", "")
         if silent.isdecimal() and int(silent) > CONTROLLER_SECONDS:

@@ -1,6 +1,5 @@
-"""Dead letters: how many each group has, pages and counts by reason, copies as JSON lines or CSV, and sent
-again.
-"""
+"""Dead letters: their number in each group, pages and counts by reason, copies as JSON lines or CSV, and
+another send."""
 
 from __future__ import annotations
 
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
 
 PAGE: Final = 200
 LOOKED_AT_MAX: Final = 10_000
-"""Letters that are counted by reason, the newest ones."""
+"""Newest letters that are counted by reason, at most."""
 _VARYING: Final = re.compile(r"\b[0-9a-fA-F]{8,}\b|\d+")
 FIELDS: Final = (
     "died_at_ms",
@@ -48,7 +47,7 @@ FIELDS: Final = (
 
 @frozen
 class GroupLetters:
-    """A group with dead letters. `last_ms` is when the newest of them died."""
+    """A group with dead letters. `last_ms` is the time of death of the newest letter."""
 
     group: str
     count: int
@@ -59,8 +58,8 @@ class GroupLetters:
 class Reason:
     """Dead letters with reasons that differ in numbers only: `text` has ``#`` in their place.
 
-    `sample` is the reason of the newest of them, `topics` where they came from, `first_ms` and `last_ms` when
-    the oldest and the newest died.
+    `sample` is the reason of the newest letter, `topics` are the original topics, `first_ms` and `last_ms`
+    the times of death of the oldest and the newest letter.
     """
 
     text: str
@@ -73,9 +72,8 @@ class Reason:
 
 @frozen
 class LetterPage:
-    """Dead letters of a group, newest first. `total` counts all that are kept; `cursor` is where the next
-    page begins, None after the last one.
-    """
+    """Dead letters of a group, newest first. `total` counts all that are kept; `cursor` is the begin of the
+    next page, None after the last one."""
 
     letters: Sequence[DeadLetter]
     total: int
@@ -90,7 +88,7 @@ async def groups_with_letters(admin: Admin) -> list[GroupLetters]:
     async def look(topic: str) -> GroupLetters:
         try:
             ends = (await admin.topic_stats(topic)).values()
-        except (NoRoute, TopicNotExist):  # deleted meanwhile
+        except (NoRoute, TopicNotExist):  # deleted since
             return GroupLetters(topic.removeprefix(DLQ_PREFIX), 0, 0)
         count = sum(max(0, one.max_offset - one.min_offset) for one in ends)
         last = max((one.last_update_timestamp for one in ends), default=0)
@@ -109,9 +107,8 @@ async def read_letters(
     cursor: str | None = None,
     newest_first: bool = True,
 ) -> LetterPage:
-    """Read one page of a group's dead letters, or of those that `chosen` describes. Raises as `read_page`; a
-    group without dead letters has an empty page.
-    """
+    """Read one page of a group's dead letters, or of the letters that `chosen` selects. Raises as
+    `read_page`; a group without dead letters has an empty page."""
     try:
         page = await read_page(
             client,
@@ -156,8 +153,8 @@ async def exported(
     client: Client, group: str, chosen: Letters = ALL_LETTERS, *, form: Literal["jsonl", "csv"] = "jsonl"
 ) -> AsyncGenerator[str]:
     """Yield dead letters as lines with their ends, oldest first, without keeping more than a page: JSON
-    lines, or CSV with a head. A body that is no UTF-8 stands in `body_base64`. Letters that come meanwhile
-    may be among them.
+    lines, or CSV with a head. A body that is no UTF-8 stands in `body_base64`. Letters that arrive during the
+    call may be among them.
 
     A text of CSV that a spreadsheet would take for a formula has a ``'`` before it.
     """

@@ -1,6 +1,5 @@
-"""Delayed messages: how many wait at each delay level, those that wait for a time of their own, and their
-recall.
-"""
+"""Delayed messages: the number that waits at each delay level, messages with a delivery time of their own,
+and their recall."""
 
 from __future__ import annotations
 
@@ -32,9 +31,9 @@ if TYPE_CHECKING:
     from rmq.protocol.bodies import TopicOffset
 
 PROPERTY_OUT_MS: Final = "TIMER_OUT_MS"
-"""When a message with a delivery time of its own is due, in ms since 1970."""
+"""Property: the due time of a message with a delivery time of its own, in ms since 1970."""
 PROPERTY_RECALLED: Final = "TIMER_DEL_UNIQKEY"
-"""A record with this property recalls the message that it names, as ``topic+key``."""
+"""Property of a record that recalls a message, as ``topic+key``."""
 RECALLS_MAX: Final = 1000
 PROGRESS: Final = "scheduleMessageOffset_"
 UNITS_MS: Final = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
@@ -43,8 +42,7 @@ UNITS_MS: Final = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 @frozen
 class DelayLevel:
     """A delay level of a broker: messages from `offset` to `end` of its queue wait. `delay_ms` is 0 when the
-    level's delay is not known.
-    """
+    level's delay is unknown."""
 
     broker: str
     level: int
@@ -54,12 +52,12 @@ class DelayLevel:
 
     @property
     def waiting(self) -> int:
-        """Messages that are not delivered yet."""
+        """Number of messages that are not delivered yet."""
         return max(0, self.end - self.offset)
 
     @property
     def queue(self) -> MessageQueue:
-        """The queue in which they wait."""
+        """The queue of the waiting messages."""
         return MessageQueue(SCHEDULE_TOPIC, self.broker, self.level - 1)
 
 
@@ -80,14 +78,14 @@ class Delayed:
 
 @frozen
 class DelayedPage:
-    """Messages that wait. `cursor` is where the next page begins, None after the last one."""
+    """Messages that wait. `cursor` is the begin of the next page, None after the last one."""
 
     messages: Sequence[Delayed]
     cursor: str | None
 
 
 def delays_of(levels: str) -> dict[int, int]:
-    """The delays of a broker's messageDelayLevel, as ``1s 5s 2h``: level -> ms; words that are none are 0."""
+    """The delays of a broker's messageDelayLevel, as ``1s 5s 2h``: level -> ms; an invalid word is 0."""
     found = {}
     for level, word in enumerate(levels.split(), 1):
         number, unit = word[:-1], word[-1:].lower()
@@ -98,10 +96,10 @@ def delays_of(levels: str) -> dict[int, int]:
 async def delay_levels(admin: Admin, *, cluster: str = "", broker: str = "") -> list[DelayLevel]:
     """List the delay levels of all masters with the messages that wait; three requests to each master.
 
-    RocketMQ's brokers tell the progress of levels that have delivered a message; others begin at their first
-    one.
+    RocketMQ's brokers report the progress of levels that have delivered a message; other levels begin at
+    their first message.
 
-    Raises ConfigError for a cluster or broker that is not known.
+    Raises ConfigError for an unknown cluster or broker.
     """
 
     async def look(place: tuple[str, str]) -> list[DelayLevel]:
@@ -145,9 +143,8 @@ def levels_of(
 async def waiting_at_level(
     client: Client, level: DelayLevel, *, count: int = 50, offset: int = 0
 ) -> list[Delayed]:
-    """Read messages that wait at a level, those that are due first first: at most `count`, from its place of
-    delivery or a later `offset` on. Raises as `PullConsumer.pull`.
-    """
+    """Read messages that wait at a level, in the order of their due times: at most `count`, from the level's
+    progress or a later `offset` on. Raises as `PullConsumer.pull`."""
     check_number("count", count, 1)
     found: list[Delayed] = []
     at = max(level.offset, offset)
@@ -171,9 +168,8 @@ async def waiting_for_a_time(
 ) -> DelayedPage:
     """Read messages that wait for a delivery time of their own, the newest sends first.
 
-    Messages that were recalled, or stored again by their broker, are left out, as far as that is among the
-    last `RECALLS_MAX` such records. A cluster that never had such a message has an empty page. Raises as
-    `read_page`.
+    Messages that were recalled, or stored again by their broker, are left out, if the record of that is among
+    the last `RECALLS_MAX`. A cluster that never had such a message has an empty page. Raises as `read_page`.
     """
     try:
         page = await read_page(
@@ -211,17 +207,17 @@ def _cancels(message: StoredMessage) -> bool:
 
 
 def due_ms(message: StoredMessage) -> int:
-    """When a message with a delivery time of its own is due; 0 when it does not say."""
+    """The due time of a message with a delivery time of its own; 0 without one."""
     text = message.properties.get(PROPERTY_OUT_MS, "")
     return int(text) if text.isdecimal() else 0
 
 
 def timed(message: StoredMessage) -> Delayed:
-    """The delayed message that a record of the timer topic is."""
+    """The delayed message in a record of the timer topic."""
     topic, queue_id = real_place(message)
     due = due_ms(message)
     unique_key = message.properties.get(PROPERTY_UNIQUE_KEY)
-    named = message.properties.get(PROPERTY_TIMER_HANDLE_MS, "")  # the time that its producer was told
+    named = message.properties.get(PROPERTY_TIMER_HANDLE_MS, "")  # the time in its producer's handle
     handle_ms = int(named) if named.isdecimal() else due
     handle: str | None = None
     if unique_key and topic:
@@ -230,7 +226,7 @@ def timed(message: StoredMessage) -> Delayed:
 
 
 def real_place(message: StoredMessage) -> tuple[str, int]:
-    """The topic and queue that a delayed message is for."""
+    """The target topic and queue of a delayed message."""
     queue_id = message.properties.get(PROPERTY_REAL_QUEUE_ID, "")
     return message.properties.get(PROPERTY_REAL_TOPIC, ""), int(queue_id) if queue_id.isdecimal() else 0
 

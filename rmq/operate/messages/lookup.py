@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from rmq.protocol.bodies import ConsumeMessageDirectlyResult
 
 SHOWN_BYTES: Final = 256 << 10
-"""Bytes of a body that are made into text."""
+"""Bytes of a body that are shown as text."""
 HEX_BYTES: Final = 16 << 10
-"""Bytes of a body that are made into a hex dump, of 78 characters for 16 bytes."""
+"""Bytes of a body that are shown as a hex dump, of 78 characters for 16 bytes."""
 ROW_BYTES: Final = 16
 CONSUMED: Final = ("CR_SUCCESS", "CR_COMMIT")
 """Results of a member that has consumed a message."""
@@ -30,7 +30,7 @@ CONSUMED: Final = ("CR_SUCCESS", "CR_COMMIT")
 
 @frozen
 class BodyView:
-    """A body in forms for people. `text` is None when it is no UTF-8, `json` when it is no JSON.
+    """A body in readable forms. `text` is None when it is no UTF-8, `json` when it is no JSON.
 
     Of a long body the forms show the beginning (`is_cut`), and `json` is None.
     """
@@ -44,7 +44,7 @@ class BodyView:
 
 @frozen
 class Detail:
-    """A message with what each group did with it (see `rmq.client.admin.MessageTrack`)."""
+    """A message with its state in each group (see `rmq.client.admin.MessageTrack`)."""
 
     message: StoredMessage
     body: BodyView
@@ -52,7 +52,7 @@ class Detail:
 
 
 def view_body(body: bytes, most: int = SHOWN_BYTES) -> BodyView:
-    """A body as text, as indented JSON and as a hex dump, as far as it is any of them."""
+    """A body as text, as indented JSON and as a hex dump, in the forms that it has."""
     part = body[:most]
     text = _as_text(part, is_cut=len(part) < len(body))
     pretty: str | None = None
@@ -63,7 +63,7 @@ def view_body(body: bytes, most: int = SHOWN_BYTES) -> BodyView:
 
 
 def _as_text(part: bytes, *, is_cut: bool) -> str | None:
-    for left_out in range(4 if is_cut else 1):  # a character may be cut through
+    for left_out in range(4 if is_cut else 1):  # the cut may divide a character
         try:
             return part[: len(part) - left_out].decode()
         except UnicodeDecodeError:
@@ -84,7 +84,7 @@ def _refuse(word: str) -> object:
 
 
 class _Number(str):
-    """A number as it was written: no digit is lost."""
+    """A number in its written form: no digit is lost."""
 
 
 def _indented(value: Any, depth: int) -> str:
@@ -138,7 +138,7 @@ async def find(
     until_ms: int | None = None,
     now_ms: int,
 ) -> Lookup:
-    """Find messages by a key, or else by the id that their producer gave; at most `most` of each broker.
+    """Find messages by a key, or else by their producer's id; at most `most` of each broker.
 
     Raises NoRoute.
     """
@@ -150,17 +150,17 @@ async def find(
 async def give_to_member(
     admin: Admin, group: str, message_id: str, topic: str = "", member: str = ""
 ) -> ConsumeMessageDirectlyResult:
-    """Have a member of a group (the first, if none is named) consume a stored message now; offsets stay.
+    """Let a member of a group (by default the first) consume a stored message now; offsets stay.
 
     Raises ConsumerNotOnline, QueryNotFound, and SystemFailure when the member is not connected to the
-    message's broker. `is_consumed` tells whether the member accepted it.
+    message's broker. `is_consumed` is true if the member accepted it.
     """
     client_id = member or (await admin.consumer_connection(group)).connection_set[0].client_id
     return await admin.consume_directly(group, client_id, message_id, topic)
 
 
 def is_consumed(result: ConsumeMessageDirectlyResult) -> bool:
-    """Whether a member consumed the message that it was given."""
+    """True if a member consumed the message that it was given."""
     return result.consume_result in CONSUMED
 
 

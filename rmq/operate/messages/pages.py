@@ -1,4 +1,5 @@
-"""Pages of a topic's messages in the order of their time, read from the queues as far as a page needs them.
+"""Pages of a topic's messages in the order of their time, read from the queues only as far as a page needs
+them.
 
     page = await read_page(client, "Orders", since_ms=yesterday, count=50)
     older = await read_page(client, "Orders", since_ms=yesterday, count=50, cursor=page.cursor)
@@ -41,17 +42,17 @@ PULLED_MIN: Final = 4
 BYTES_MAX: Final = 32 << 20
 """Bytes of bodies, after which a page ends early."""
 LOOKED_AT_MAX: Final = 20_000
-"""Messages that a page with a condition looks at before it ends early."""
+"""Messages that a page with a condition reads before it ends early."""
 CURSOR_BYTES_MAX: Final = 1 << 20
 
 
 @frozen
 class Page:
-    """Messages of a topic, in the order asked for.
+    """Messages of a topic, in the requested order.
 
-    `total` counts the messages of the span in all queues, before any filter; the ends of queues are where
-    they were when the page was read. `looked_at` counts the messages that were read for it. `cursor` is where
-    the next page begins, None after the last one; a page may have fewer messages than asked for, or none, and
+    `total` counts the messages of the span in all queues, before any filter; the ends of queues are those at
+    the time of the read. `looked_at` counts the messages that were read for the page. `cursor` is the begin
+    of the next page, None after the last one; a page may have fewer messages than requested, or none, and
     still a cursor.
     """
 
@@ -91,8 +92,8 @@ async def read_page(
     """Read one page of a topic: messages stored from `since_ms` on and before `until_ms`, of all queues or
     some.
 
-    `expression` filters by tags or SQL at the broker, `where` is a condition of one's own. `cursor` is that
-    of the page before, with the same other arguments. Raises ConfigError for a cursor that is none, NoRoute,
+    `expression` filters by tags or SQL at the broker, `where` is a condition of the caller. `cursor` is that
+    of the previous page, with the same other arguments. Raises ConfigError for an invalid cursor, NoRoute,
     and as `PullConsumer.pull`.
     """
     check_number("count", count, 1)
@@ -134,7 +135,7 @@ async def spans_of(
 
 
 def _rest(spans: Sequence[Span], begun: Mapping[MessageQueue, int] | None, newest_first: bool) -> list[Span]:
-    """The parts of spans that earlier pages have left."""
+    """The parts of spans after earlier pages."""
     if begun is None:
         return list(spans)
     if newest_first:
@@ -151,7 +152,8 @@ def _rest(spans: Sequence[Span], begun: Mapping[MessageQueue, int] | None, newes
 
 @define(eq=False)
 class _Lane:
-    """A queue on a page: what is still to be pulled, and what was pulled and is not on the page yet."""
+    """A queue on a page: the offsets that are not pulled yet, and the pulled messages that are not on the
+    page yet."""
 
     queue: MessageQueue
     low: int
@@ -179,7 +181,7 @@ class _Reader:
         share = 2 * count // max(1, len(self._lanes))
         self._batch = max(PULLED_MIN, min(PULLED_MAX, share))
         self._looked_at = 0
-        # At least so many that each page goes on in some lane.
+        # At least so many that each page continues in some lane.
         self._budget = max(LOOKED_AT_MAX, 2 * self._batch * len(self._lanes))
 
     async def page(self, count: int, total: int, where: Where | None) -> Page:
@@ -211,13 +213,13 @@ class _Reader:
         return -stored if self._newest_first else stored
 
     def _at(self, lane: _Lane) -> int:
-        """Where the next page begins in a lane."""
+        """The begin of the next page in a lane."""
         if self._newest_first:
             return lane.waiting[0].queue_offset + 1 if lane.waiting else lane.high
         return lane.waiting[0].queue_offset if lane.waiting else lane.low
 
     async def _fill(self, lane: _Lane) -> None:
-        """Pull until a message of the lane waits, or nothing is left of it."""
+        """Pull until a message of the lane waits, or the lane is read to its end."""
         while not lane.waiting and lane.low < lane.high and self._looked_at < self._budget:
             if self._newest_first:
                 first = max(lane.low, lane.high - self._batch)
@@ -230,7 +232,7 @@ class _Reader:
                 lane.low = last
 
     async def _between(self, queue: MessageQueue, low: int, high: int) -> list[StoredMessage]:
-        """The messages at these offsets, as far as they are there and pass the filter."""
+        """The messages at these offsets that exist and pass the filter."""
         found: list[StoredMessage] = []
         at = low
         while at < high:
@@ -256,7 +258,7 @@ def write_cursor(at: Mapping[MessageQueue, int], newest_first: bool) -> str:
 
 
 def read_cursor(topic: str, text: str, *, newest_first: bool) -> dict[MessageQueue, int]:
-    """The positions of a cursor. Raises ConfigError for a text that is none, or for the other direction."""
+    """The positions of a cursor. Raises ConfigError for an invalid text, or for the other direction."""
     expected = "the cursor of the page before, with the same order"
     if len(text) > CURSOR_BYTES_MAX:
         raise ConfigError("cursor", f"{len(text)} characters", expected)

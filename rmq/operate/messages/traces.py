@@ -18,10 +18,10 @@ Kind = Literal["send", "store", "consume", "end of transaction"]
 
 @frozen
 class TraceStep:
-    """Something that happened to a message, from `begin_ms` to `end_ms`.
+    """An event in the life of a message, from `begin_ms` to `end_ms`.
 
-    `success` is None for a delivery whose end is not traced: it may still run. `retries` is how often the
-    message had been tried before; `state` the end of a transaction.
+    `success` is None for a delivery whose end is not traced: it may still run. `retries` is the number of
+    earlier deliveries; `state` the end of a transaction.
     """
 
     kind: Kind
@@ -36,7 +36,7 @@ class TraceStep:
 
     @property
     def cost_ms(self) -> int:
-        """For how long it took."""
+        """Duration of the step."""
         return self.end_ms - self.begin_ms
 
 
@@ -49,12 +49,12 @@ class Timeline:
 
     @property
     def begin_ms(self) -> int:
-        """When the first step began; 0 without steps."""
+        """The begin of the first step; 0 without steps."""
         return min((one.begin_ms for one in self.steps), default=0)
 
     @property
     def end_ms(self) -> int:
-        """When the last step ended; 0 without steps."""
+        """The end of the last step; 0 without steps."""
         return max((one.end_ms for one in self.steps), default=0)
 
     @property
@@ -67,7 +67,7 @@ class Timeline:
 
 
 async def timeline(admin: Admin, message_id: str, *, topic: str = TRACE_TOPIC) -> Timeline:
-    """Read the trace of a message by its producer's id; without steps when nothing was traced.
+    """Read the trace of a message by its producer's id; an untraced message has no steps.
 
     Raises NoRoute when there is no trace topic, RemoteProtocolError for a trace that cannot be read.
     """

@@ -1,6 +1,5 @@
-"""Transactions: half messages that wait for their end, and those that brokers gave up after all
-check-backs.
-"""
+"""Transactions: half messages that wait for their end, and half messages that brokers gave up after all
+check-backs."""
 
 from __future__ import annotations
 
@@ -42,9 +41,9 @@ if TYPE_CHECKING:
     from rmq.protocol.bodies import TopicOffset
 
 OPS_MAX: Final = 20_000
-"""Ends of transactions that are read of a broker; brokers keep about as many."""
+"""Ends of transactions that are read of a broker; brokers keep about this number."""
 HALVES_MAX: Final = 10_000
-"""Half messages that are looked at of a broker."""
+"""Half messages that are read of a broker."""
 UNITS_MAX: Final = 1000
 """Ends that are read one by one."""
 PULLED: Final = 32
@@ -62,15 +61,13 @@ class OpenHalf:
 
     @property
     def begun_at_ms(self) -> int:
-        """When its producer made it, in ms since 1970."""
+        """The time at which its producer made it, in ms since 1970."""
         return self.message.born_timestamp
 
 
 @frozen
 class OpenHalves:
-    """The open half messages of a broker, oldest first. `is_whole` is false when there were more to
-    look at.
-    """
+    """The open half messages of a broker, oldest first. `is_whole` is false when the scan ended early."""
 
     broker: str
     halves: Sequence[OpenHalf]
@@ -79,9 +76,8 @@ class OpenHalves:
 
 @frozen
 class DiscardedPage:
-    """Half messages that were given up, newest first. `cursor` is where the next page begins, None after the
-    last.
-    """
+    """Half messages that were given up, newest first. `cursor` is the begin of the next page, None after the
+    last one."""
 
     halves: Sequence[DiscardedHalf]
     total: int
@@ -148,13 +144,13 @@ async def _bodies_by_units(admin: Admin, queue: MessageQueue, address: str, firs
     """The bodies of a queue from an offset on, at most `UNITS_MAX`, one request for each."""
     try:
         units = (await admin.consume_queue(queue, first, UNITS_MAX, broker=address)).queue_data
-    except (ResponseError, RemoteProtocolError):  # no such queue: nothing has ended yet
+    except (ResponseError, RemoteProtocolError):  # no such queue: no transaction has ended yet
         return []
 
     async def body(physical_offset: int) -> bytes:
         try:
             return (await admin.message_in_log(address, physical_offset)).body
-        except (SystemFailure, CorruptRecord):  # removed meanwhile
+        except (SystemFailure, CorruptRecord):  # removed since
             return b""
 
     return list((await ask_each((unit.physic_offset for unit in units), body)).values())
@@ -169,7 +165,7 @@ def ended_by(body: bytes) -> set[int]:
 
 
 def read_half(message: StoredMessage) -> OpenHalf:
-    """The half message that a record of RMQ_SYS_TRANS_HALF_TOPIC is."""
+    """The half message in a record of RMQ_SYS_TRANS_HALF_TOPIC."""
     given = message.properties
     checks = given.get(PROPERTY_TRANSACTION_CHECK_TIMES, "")
     return OpenHalf(
@@ -205,8 +201,9 @@ async def discarded(client: Client, *, count: int = 50, cursor: str | None = Non
 
 
 async def resume(client: Client, offset_message_id: str) -> None:
-    """Have a discarded half message checked again, from the first check on. Resumed twice, it may be
-    committed twice. Raises QueryNotFound, and the ResponseError of a broker for any other message."""
+    """Repeat the check-backs of a discarded half message, from the first one on. A message that is resumed
+    twice may be committed twice. Raises QueryNotFound, and the ResponseError of a broker for any other
+    message."""
     message = await client.admin.view_message(offset_message_id)
     if message.topic != TRANS_CHECK_MAX_TIME_TOPIC:
         raise QueryNotFound(None, f"{offset_message_id} is no half message that was given up")

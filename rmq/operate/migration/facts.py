@@ -17,8 +17,8 @@ LEVELS: tuple[Level, ...] = ("stop", "act", "note")
 
 @frozen
 class Finding:
-    """A difference: `stop` prevents the move as the cluster is, `act` needs work before or during the move, a
-    `note` is worth knowing."""
+    """A difference: `stop` prevents the move of the cluster in its present state, `act` needs work before or
+    during the move, a `note` is information."""
 
     level: Level
     where: str
@@ -28,7 +28,7 @@ class Finding:
 
 @define
 class StaticTopic(Body):
-    """The mapping of a static topic at a broker, of which the name is read."""
+    """The mapping of a static topic at a broker; only its name is read."""
 
     topic: str = ""
 
@@ -44,7 +44,7 @@ class TopicTable(Body):
 @define
 class BrokerTables:
     """Tables of one broker: settings, all topics, static topics, groups, and the numbers of messages in some
-    topics of RocketMQ's own. `error` says why there are none."""
+    topics of RocketMQ's own. `error` is the reason for missing tables."""
 
     name: str
     address: str
@@ -60,13 +60,13 @@ class BrokerTables:
 
     @property
     def is_5(self) -> bool:
-        """Whether it is a broker of RocketMQ 5.x."""
+        """True for a broker of RocketMQ 5.x."""
         return self.is_java and self.version.startswith("V5")
 
 
 @frozen
 class ClientKind:
-    """Clients of one language and version, with some of the groups in which they are connected."""
+    """Clients of one language and version, with some of their groups."""
 
     language: str
     version: str

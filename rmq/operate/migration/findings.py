@@ -28,7 +28,7 @@ _KNOWN_ATTRIBUTES: Final = ("message.type", "retention.ms", "retention.bytes")
 
 
 def findings(facts: MigrationFacts) -> list[Finding]:
-    """Judge the facts: findings that stop the move, acts, notes."""
+    """Judge the facts: findings in the order stop, act, note."""
     found = [
         *_cluster(facts),
         *(finding for broker in facts.brokers for finding in _of_broker(broker)),

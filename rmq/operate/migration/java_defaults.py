@@ -1,7 +1,7 @@
-"""Defaults of settings that brokers of Apache RocketMQ 4.9.7 and 5.3.3 have and ours have not.
+"""Defaults of settings that brokers of Apache RocketMQ 4.9.7 and 5.3.3 have and rmq's have not.
 
-Taken from the answers of both brokers, started without such settings. Sizes of thread pools and of buffers
-of sockets, and paths, are left out: they tune the Java process and mean nothing here.
+Taken from the answers of both brokers, started without such settings. Sizes of thread pools and of buffers of
+sockets, and paths, are left out: they tune the Java process and have no meaning for rmq.
 """
 
 from __future__ import annotations

@@ -20,18 +20,18 @@ if TYPE_CHECKING:
 ORDER_NAMESPACE: Final = "ORDER_TOPIC_CONFIG"
 REVIVE_PREFIX: Final = "rmq_sys_REVIVE_LOG"
 COUNTED: Final = (SCHEDULE_TOPIC, TIMER_TOPIC, TRANS_HALF_TOPIC)
-"""Topics of RocketMQ's own in which messages wait, whose number is a fact."""
+"""Topics of RocketMQ's own in which messages wait; the number of messages is a fact."""
 LAST_PATCH, PATCHES = 7, 10
 """4.9.7 is the last version that `MQVersion` names; a minor version has ten patches."""
 INTERNAL_GROUPS: Final = frozenset({"CLIENT_INNER_PRODUCER"})
-"""Groups of clients' own, which no application names."""
+"""Groups that clients create for themselves, not applications."""
 GROUPS_NAMED: Final = 3
-"""Groups that stand beside a kind of client."""
+"""Groups that identify a kind of client."""
 
 
 async def look(admin: Admin) -> MigrationFacts:
-    """The facts of the cluster. A broker or group that does not answer has an error, or is left out. Raises
-    Unreachable, NoPermission and the ResponseError of a name server."""
+    """Collect the facts of the cluster. A broker or group that does not answer has an error, or is left out.
+    Raises Unreachable, NoPermission and the ResponseError of a name server."""
     seen = await overview(admin)
     tables = await ask_each(range(len(seen.brokers)), lambda number: _tables(admin, seen.brokers[number]))
     facts = MigrationFacts(seen, list(tables.values()))
@@ -103,7 +103,7 @@ async def _members(admin: Admin, group: str) -> ConsumerConnection | None:
         return await admin.consumer_connection(group)
     except ConsumerNotOnline:
         return None
-    except RmqError:  # the look at a group that fails is no fault of the cluster
+    except RmqError:  # a failed look at a group is no fault of the cluster
         return None
 
 
@@ -112,7 +112,7 @@ def _has_sql(found: ConsumerConnection) -> bool:
 
 
 async def _producers(admin: Admin, facts: MigrationFacts) -> dict[str, list[Connection]]:
-    """Producer groups with their connections, where brokers tell (RocketMQ from 4.9.4 on)."""
+    """Producer groups with their connections, where brokers report them (RocketMQ from 4.9.4 on)."""
     from rmq.protocol.bodies import Connection
 
     found: dict[str, list[Connection]] = {}
@@ -142,7 +142,7 @@ def _kinds(connected: Mapping[str, list[Connection]]) -> list[ClientKind]:
 
 
 def version_name(number: int) -> str:
-    """The name of a version in the list of RocketMQ, as V4_9_7; the number where it has none.
+    """The name of a version in the list of RocketMQ, such as V4_9_7; the number without a name.
 
     From 4.9.8 on each patch has two numbers, its snapshot and itself, and each minor version ten patches.
     """

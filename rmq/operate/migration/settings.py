@@ -1,4 +1,4 @@
-"""Findings about the settings of a broker of RocketMQ: settings that ours lacks or reads otherwise."""
+"""Findings about the settings of a RocketMQ broker: settings that rmq lacks or interprets differently."""
 
 from __future__ import annotations
 
@@ -113,19 +113,19 @@ _SPECIAL: Final[Mapping[str, tuple[Level, str, str, str]]] = {
         "set the mode again: `mqadmin setConsumeMode` works with rmq too",
     ),
 }
-"""Setting -> level, the value that matters, the difference, the remedy."""
+"""Setting -> level, the value in question, the difference, the remedy."""
 
 _FILES: Final[Mapping[str, frozenset[str]]] = {
     "storeType": frozenset({"default"}),
     "configManagerVersion": frozenset({"v1"}),
     "messageStorePlugIn": frozenset({""}),
 }
-"""Settings that choose the form of files; values that rmq reads."""
+"""Settings for the form of files; values that rmq reads."""
 _IN_DATABASE: Final = re.compile(r"(?i)rocksdb")
 
 
 def settings_findings(broker: BrokerTables) -> Iterator[Finding]:
-    """Settings of a broker that mean something else, or nothing, after the move."""
+    """Findings about settings with another meaning, or no meaning, after the move."""
     where, config = f"broker {broker.name}", broker.config
     for key, (level, value, what, todo) in _SPECIAL.items():
         if config.get(key) == value:
@@ -153,7 +153,7 @@ def _file_findings(where: str, config: Mapping[str, str]) -> Iterator[Finding]:
 
 
 def _without_effect(where: str, config: Mapping[str, str]) -> Iterator[Finding]:
-    """One finding that names the changed settings which have no effect at a broker of rmq."""
+    """One finding that lists the changed settings without effect at a broker of rmq."""
     changed = {
         key: value
         for key, value in config.items()

@@ -1,4 +1,5 @@
-"""The quota of an account: what it may send and receive in a second, as values and as text."""
+"""The quota of an account: the messages and bytes that it may send and receive in a second, as values and as
+text."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ class Quota:
 
     @property
     def limits_produce(self) -> bool:
-        """Whether sends are limited."""
+        """True if sends are limited."""
         return bool(self.produce_messages or self.produce_bytes)
 
 

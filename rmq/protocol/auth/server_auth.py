@@ -2,8 +2,8 @@
 
 A broker signs its requests to name servers and its master: HMAC-SHA256, under a secret of all servers of the
 cluster, of the request's code, all header fields with their names, and the body. The header has time and
-nonce, so that a recorded request is of no use later. RocketMQ has no such authentication: its servers ignore
-these fields, and a name server with a cluster secret refuses its brokers.
+nonce, so that a recorded request cannot be sent again. RocketMQ has no such authentication: its servers
+ignore these fields, and a name server with a cluster secret refuses its brokers.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ NONCE: Final = "ClusterNonce"
 PROOF: Final = "ClusterProof"
 
 WINDOW_MS: Final = 300_000
-"""How far the clocks of two servers may be apart."""
+"""Largest difference between the clocks of two servers, in ms."""
 SECRET_BYTES_MIN: Final = 16
 
 
 @frozen
 class ClusterSecret:
-    """The secret of all servers of a cluster. Never shown."""
+    """The secret of all servers of a cluster. It is never shown."""
 
     value: bytes = field(repr=False)
     others: tuple[bytes, ...] = field(default=(), repr=False)
-    """Those that are taken too, while a secret is being replaced."""
+    """Secrets that are accepted too, while a secret is being replaced."""
 
     def sign(self, command: Command, now_ms: int, nonce: bytes) -> Command:
         """The command, signed. `nonce` is of at least 16 random bytes, never used before."""
@@ -47,7 +47,7 @@ class ClusterSecret:
         return command.with_ext(ext)
 
     def verifies(self, command: Command) -> bool:
-        """Whether a holder of the secret signed the command, at any time."""
+        """True if a holder of the secret signed the command, at any time."""
         given = command.ext.get(PROOF, "").encode()
         return any(
             hmac.compare_digest(_proof(value, command.code, command.ext, command.body).encode(), given)
@@ -77,7 +77,7 @@ class ServerAuth:
         self._turned_ms = now_ms()
 
     def check(self, command: Command) -> None:
-        """Raises AccessDenied, saying why, unless the command is signed, of now, and new."""
+        """Raises AccessDenied with the reason unless the command is signed, recent and new."""
         if PROOF not in command.ext:
             raise AccessDenied(
                 remark="this request must be signed with the cluster secret: set clusterSecretFile at its"
@@ -88,7 +88,7 @@ class ServerAuth:
         self._check_fresh(command.ext.get(TIME, ""), command.ext.get(NONCE, ""))
 
     def accepts(self, command: Command) -> bool:
-        """Whether `check` has nothing against the command."""
+        """True if `check` accepts the command."""
         try:
             self.check(command)
         except AccessDenied:

@@ -40,9 +40,10 @@ PROOF: Final = "RmqProof"
 TIME: Final = "RmqTime"
 NONCE: Final = "RmqNonce"
 SIGNING_FIELDS: Final = frozenset({ACCESS_KEY, SECURITY_TOKEN, SIGNATURE, PROOF, TIME, NONCE})
-"""What a sender says of itself; for the server that it asks, and for nobody that the server asks in turn."""
+"""Header fields about the sender; for the server that gets the request, not for servers that it asks in
+turn."""
 WINDOW_MS: Final = 300_000
-"""How far the clocks of a client and a server may be apart."""
+"""Largest difference between the clocks of a client and a server, in ms."""
 SESSION_LENGTH: Final = 11
 
 MARK_LENGTH: Final = 16
@@ -56,13 +57,14 @@ _NAMES_LENGTH_MAX: Final = 1024
 
 def _check_text(account: object, attribute: Attribute[Any], value: object) -> None:
     if not isinstance(value, str) and (value is not None or attribute.default is NOTHING):
-        # Of what may be a secret only the type is told.
+        # The error names only the type of a value that may be a secret.
         raise InvalidType(attribute.name, value if attribute.repr else type(value), "text")
 
 
 @frozen
 class Credentials:
-    """An account: its name and its secret, which is never shown. Raises InvalidType for what is no text."""
+    """An account: its name and its secret, which is never shown. Raises InvalidType for a value that is no
+    text."""
 
     access_key: str = field(validator=_check_text)
     secret_key: str = field(repr=False, validator=_check_text)
@@ -81,7 +83,7 @@ class Key:
         self._sha256: hmac.HMAC | None = None
         digest = hmac.digest(self._secret, b"rmq proof mark", "sha256")
         self.mark = base64.urlsafe_b64encode(digest[:12]).decode()
-        """Begins the nonce of each proof under this secret, and stands nowhere else."""
+        """Begins the nonce of each proof under this secret, and is used nowhere else."""
 
     def sha1(self) -> hmac.HMAC:
         """A new HMAC-SHA1 under the secret."""
@@ -98,13 +100,13 @@ class Key:
 
 @lru_cache(maxsize=256)
 def key_of(secret: str) -> Key:
-    """The key of a client's own secret. A server keeps those of its accounts itself."""
+    """The key of a client's own secret. A server keeps the keys of its accounts itself."""
     return Key(secret)
 
 
 class Order:
-    """How headers with certain names are read for signing: values in the order of their names, as Java sorts
-    strings, by UTF-16 units."""
+    """The order of the fields of headers with certain names for signing: values in the order of their names,
+    as Java sorts strings, by UTF-16 units."""
 
     __slots__ = ("is_kept", "lengths", "names", "proved_names", "proved_values", "values")
 
@@ -119,7 +121,7 @@ class Order:
         self.is_kept = False
 
     def content(self, ext: Mapping[str, str], body: bytes) -> bytes:
-        """What Java signs. Bytes that are no UTF-8 may be escaped, as surrogateescape does."""
+        """The bytes that Java signs. Bytes that are no UTF-8 may be escaped, as surrogateescape does."""
         return "".join(self.values(ext)).encode("utf-8", "surrogateescape") + body
 
     def keep(self) -> None:
@@ -133,7 +135,7 @@ class Order:
 
 
 _ORDERS: Final[dict[tuple[str, ...], Order]] = {}
-"""Names of a header, as they came -> their order."""
+"""Names of a header, in their order of arrival -> their order for signing."""
 
 
 def order_of(ext: Mapping[str, str]) -> Order:
@@ -163,7 +165,7 @@ def with_account(ext: Mapping[str, str], credentials: Credentials) -> dict[str, 
 
 
 def signature(ext: Mapping[str, str], body: bytes, key: Key) -> str:
-    """The signature of one's own header and body; a signature in the header does not count."""
+    """The signature of a client's own header and body; a signature in the header does not count."""
     order = order_of(ext)
     if not order.is_kept:
         order.keep()
@@ -171,7 +173,7 @@ def signature(ext: Mapping[str, str], body: bytes, key: Key) -> str:
 
 
 def signature_of(content: bytes, key: Key) -> str:
-    """The signature of what `Order.content` gives."""
+    """The signature of a result of `Order.content`."""
     digest = key.sha1()
     digest.update(content)
     return base64.b64encode(digest.digest()).decode()
@@ -195,7 +197,7 @@ class Prover:
         self._count = 0
 
     def __call__(self, command: Command) -> Command:
-        """The command, signed. Each may be sent once."""
+        """The command, signed. Sign each command once."""
         self._count += 1
         ext = with_account(command.ext, self._credentials)
         ext[TIME] = str(self._now_ms())

@@ -1,1 +1,1 @@
-"""The accepting side: acceptance of connections, their first bytes, doors, the server."""
+"""Acceptance of connections, their first bytes, doors, the server."""

@@ -45,12 +45,12 @@ async def accept_stream(
 ) -> AsyncIterator[tuple[Stream, bytes]]:
     """Detect the protocol of a new peer. Return the stream of its frames, and the bytes already read.
 
-    `on_first()` is called when the first bytes have come. `speaks(byte)` says whether another protocol begins
-    with this byte, `upgrades` whether a WebSocket is accepted; of the `subprotocols` the first that the peer
-    proposes is agreed on. Raises RemoteProtocolError for an unknown
-    protocol, for a protocol that `tls` or `access` forbids, for silence during `limits.idle_seconds`, and for
-    a handshake longer than `limits.handshake_seconds`; BrokenResourceError when the peer goes away or a
-    handshake fails. The caller closes the stream, or after an error `raw`.
+    `on_first()` is called when the first bytes have come. `speaks(byte)` is true if another protocol begins
+    with this byte, `upgrades` if a WebSocket is accepted; the first of the `subprotocols` that the peer
+    proposes is chosen. Raises RemoteProtocolError for an unknown protocol, for a protocol that `tls` or
+    `access` forbids, for silence during `limits.idle_seconds`, and for a handshake longer than
+    `limits.handshake_seconds`; BrokenResourceError when the peer disconnects or a handshake fails. The caller
+    closes the stream, or after an error `raw`.
     """
     stream, first = await detect(
         raw, tls=tls, limits=limits, on_first=on_first, speaks=speaks, upgrades=upgrades
@@ -71,7 +71,8 @@ async def detect(
     speaks: Callable[[int], bool] = lambda byte: False,
     upgrades: bool = True,
 ) -> tuple[Stream, bytes]:
-    """As `accept_stream`, but a peer that asks for a WebSocket gets none yet: its first byte is `UPGRADE`."""
+    """Detect the protocol as `accept_stream` does, without the upgrade: for a peer that asks for a WebSocket
+    the first byte is `UPGRADE`."""
     stream, first = await remove_tls(raw, tls, limits, on_first)
     if not (upgrades and first[0] == UPGRADE) and first[0] != FRAME and not speaks(first[0]):
         raise RemoteProtocolError(f"the first byte 0x{first[0]:02x} begins neither a frame nor a handshake")
@@ -82,7 +83,7 @@ async def detect(
 async def websocket(
     stream: Stream, first: bytes, limits: Limits, access: WebSocketAccess | None, subprotocols: Sequence[str]
 ) -> AsyncIterator[Stream]:
-    """The stream of a WebSocket for which the peer asks on `stream`, from which `first` was read already.
+    """The stream of a WebSocket that the peer asks for on `stream`; `first` are bytes already read from it.
     Raises as `accept_stream`."""
     if current_loop().name != "trio":
         raise RemoteProtocolError("the peer wants a WebSocket, which needs trio; this is asyncio")
@@ -129,7 +130,7 @@ async def remove_tls(
     """A new peer's stream, decrypted if the peer speaks TLS, and the bytes already read.
 
     A client may connect and stay silent for as long as any connection may be idle, as in Java. Raises
-    RemoteProtocolError if `tls` forbids the protocol, BrokenResourceError when the peer goes away.
+    RemoteProtocolError if `tls` forbids the protocol, BrokenResourceError when the peer disconnects.
     """
     limits = limits or Limits()
     first = await first_bytes(raw, limits)
@@ -149,7 +150,7 @@ async def _secured(stream: Stream, tls: TlsContexts) -> Stream:
     try:
         return await tls_server(stream, tls)
     except disconnect_errors() as error:
-        if isinstance(error.__cause__, ssl.SSLError):  # else the peer just went away
+        if isinstance(error.__cause__, ssl.SSLError):  # else the peer just disconnected
             raise RemoteProtocolError(f"TLS handshake: {error}") from error
         raise
 
@@ -157,8 +158,8 @@ async def _secured(stream: Stream, tls: TlsContexts) -> Stream:
 async def first_bytes(stream: Stream, limits: Limits) -> bytes:
     """The first bytes of a peer, or of the protocol inside TLS or a WebSocket.
 
-    Raises RemoteProtocolError when none come in `limits.idle_seconds`, BrokenResourceError when the peer goes
-    away.
+    Raises RemoteProtocolError when no byte comes in `limits.idle_seconds`, BrokenResourceError when the peer
+    disconnects.
     """
     with _within(limits.idle_seconds, "sent nothing"):
         first = bytes(await stream.receive_some(_FIRST_BYTES))

@@ -1,4 +1,4 @@
-"""Acceptor: which connections are accepted, and which make room for new connections.
+"""Acceptor: decides which connections are accepted, and which make room for new connections.
 
 The accept loop lets in clients, slaves and probes alike. Neither peers nor the system end the loop: without
 descriptors it waits. Files come first: a broker that cannot open the next file of its log stops taking
@@ -38,27 +38,29 @@ KEPT_BACK: Final = 448
 """Descriptors for files: a store has up to 416 (256 for queues, 128 for the log, 32 for the index); the
 others are for tables, the loop, logs, dials."""
 SMALL_SHARE: Final = 0.125
-"""A service with no more of the descriptors is for a few connections: slaves, probes."""
+"""Share of the descriptors up to which a service counts as one for few connections: slaves, probes."""
 FOR_SMALL: Final = 0.16
-"""The part of the descriptors for connections that only such services may take."""
+"""Share of the descriptors for connections that only such services may take."""
 _TRIED: Final = (1 << 20, 65_536, 10_240)
-"""Limits of descriptors where the hard one is no number that may be set, as on macOS."""
+"""Limits of descriptors to try where the hard limit cannot be set, as on macOS."""
 
 PAUSE_SECONDS: Final = 0.1
 WARNING_SECONDS: Final = 10.0
 _BUGS: Final = {errno.EBADF, errno.EINVAL, errno.ENOTSOCK, errno.EADDRINUSE, errno.EOPNOTSUPP}
-"""Errors of accept() that say nothing of a peer, the network or the system, but that it is no listener."""
+"""Errors of accept() that mean that the descriptor is no listener: they do not come from a peer, the network
+or the system."""
 
 BURST_SECONDS: Final = 4
-"""For how long the rate may be saved up: so many times as many come at once, after a restart for example."""
+"""Seconds for which the rate may be saved up: this many times the rate may come at once, after a restart for
+example."""
 YOUNG_SECONDS: Final = 10.0
-"""A guest counts as a handshake on its way for so long."""
+"""Seconds for which a guest counts as a handshake in progress."""
 WAIT_SECONDS: Final = 10.0
-"""A connection over its address's rate waits for so long at most before it is refused."""
+"""Longest wait of a connection over its address's rate, in seconds, before it is refused."""
 SCAN_SECONDS: Final = 0.02
-"""How often those that wait are looked at."""
+"""Seconds between two looks at the waiting connections."""
 KNOWN_MAX: Final = 1_000
-"""Addresses remembered whose peers have proved themselves: their guests are cut off last."""
+"""Number of remembered addresses whose peers have proved themselves: their guests are cut off last."""
 
 
 class Descriptors:
@@ -109,21 +111,21 @@ class Guest:
         return self.holders[0] if self.holders else ""
 
     def speaks(self) -> None:
-        """The first bytes have come: from now on the connection costs work."""
+        """Note that the first bytes have come: from now on the connection costs work."""
         self.has_spoken = True
 
     def prove(self) -> None:
-        """The peer has proved itself: the connection keeps its place for as long as it lasts."""
+        """Note that the peer has proved itself: the connection keeps its place until its end."""
         if not self._is_proved:
             self._is_proved = True
             self._acceptor.proved(self)
 
     def watch(self, proof: Callable[[], bool]) -> None:
-        """Ask `proof` instead, when it matters."""
+        """Use the answer of `proof` in place of `prove`, at the time when the answer matters."""
         self._proof = proof
 
     def has_proved(self) -> bool:
-        """Whether its peer has proved itself."""
+        """True if the peer has proved itself."""
         if not self._is_proved and self._proof is not None and self._proof():
             self.prove()
         return self._is_proved
@@ -167,7 +169,7 @@ class Acceptor:
         self._rate = AddressRate(per_second, BURST_SECONDS)
         self._holders = by_address(gateways)
         self._shares = Shares(self.most)
-        self._guests: dict[str, dict[Guest, None]] = {}  # that proved nothing, by address, the oldest first
+        self._guests: dict[str, dict[Guest, None]] = {}  # guests without a proof by address, oldest first
         self._known: dict[str, None] = {}  # addresses whose peers have proved themselves, the last one last
         self._waiting: dict[str, deque[tuple[Guest, anyio.Event]]] = {}
         self._is_looking = False
@@ -181,12 +183,12 @@ class Acceptor:
 
     @property
     def open(self) -> int:
-        """How many connections there are."""
+        """The number of open connections."""
         return self._shares.used
 
     @property
     def waiting(self) -> int:
-        """How many of them wait for their turn."""
+        """The number of connections that wait for their turn."""
         return sum(map(len, self._waiting.values()))
 
     async def run(self, listener: Listener, serve: Serve, nursery: Tasks) -> NoReturn:
@@ -265,7 +267,7 @@ class Acceptor:
         return True
 
     def _oldest(self, key: str) -> Guest | None:
-        """The oldest guest of an address that has proved nothing."""
+        """The oldest guest of an address without a proof."""
         for guest in list(self._guests.get(key, ())):
             if not guest.has_proved():
                 return guest
@@ -306,7 +308,7 @@ class Acceptor:
         return True
 
     def _leave(self, guest: Guest) -> None:
-        """Give its place back, once."""
+        """Give the place of a connection back, once."""
         if guest.holders is not _LEFT:
             was_guest = self._forget(guest) and not guest.has_proved()
             self.failed += was_guest and guest.has_spoken
@@ -333,14 +335,15 @@ class Acceptor:
                     return
                 guest.has_begun = True
                 await serve(stream, guest)
-        except Exception as error:  # a bug, or of a library below: one peer ends, not all
+        except Exception as error:  # a bug, or an error of a library below: it ends one peer, not all
             log.error("closing %s after an unexpected error: %s", stream.peer, error, exc_info=error)
         finally:
             self._leave(guest)
             await close_at_once(stream)
 
     def _may_begin(self, guest: Guest) -> bool:
-        """Whether handshakes on their way, if all fail, leave its address's rate room for one more."""
+        """True if the address's rate has room for one more handshake, even if all handshakes in progress
+        fail."""
         if not guest.holders or guest.key in self._waiting:
             return not guest.holders
         return self._has_room(guest.key)
@@ -388,13 +391,13 @@ class Acceptor:
 
 
 _LEFT: Final[Holders] = ("",)
-"""In place of the holders of a guest that has left."""
+"""Placeholder for the holders of a guest that has left."""
 
 
 def raise_descriptor_limit() -> None:
     """Let this process have as many descriptors as it may: most systems give 1,024 to begin with.
 
-    For programs of our own only: select() in other people's code knows descriptors below 1,024.
+    For rmq's own programs only: select() in other people's code knows descriptors below 1,024.
     """
     if sys.platform == "win32":
         return
@@ -434,7 +437,7 @@ def descriptors_for_connections() -> float:
 
 def last_descriptor(*, is_small: bool) -> float:
     """The descriptor number from which a connection is refused: a new descriptor has the lowest free number,
-    so that the number shows how many are in use, including files. Ports for few connections may use higher
-    numbers, so that clients do not keep slaves and probes out."""
+    so it shows how many are in use, including files. Ports for few connections may use higher numbers, so
+    that clients do not keep slaves and probes out."""
     soft = _soft_limit()
     return soft - min(KEPT_BACK, soft // 2) // (8 if is_small else 2) if soft < math.inf else soft

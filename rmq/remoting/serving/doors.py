@@ -35,11 +35,11 @@ from rmq.remoting.transports.stream import Listener, Stream, close_at_once
 log = logging.getLogger(__name__)
 
 PIECE_BYTES = 64 * 1024
-"""Sent at once: a peer that takes one has not stalled."""
+"""Bytes that are sent at once: a peer that takes them has not stalled."""
 
 
 class DoorConnection:
-    """The `rmq.doors.DoorStream` of one peer. `first` are bytes that were read already."""
+    """The `rmq.doors.DoorStream` of one peer. `first` are bytes that were already read."""
 
     def __init__(
         self, door: Door, stream: Stream, first: bytes, limits: Limits, budget: MemoryBudget
@@ -51,16 +51,16 @@ class DoorConnection:
         self.is_closed = False
         self.reason = ""
         self.has_proved = False
-        """Whether its peer has shown that it speaks the protocol."""
+        """True if its peer has shown that it speaks the protocol."""
         self._stream = stream
         self._limits = limits
         self._budget = budget
         self._received = bytearray(first)
-        self._partial_since = math.inf  # since when a part of something waits for its rest
+        self._partial_since = math.inf  # begin of the wait for the rest of a unit
         self._outbox: list[bytes] = []
         self._unsent = 0
         self._held_by_door = 0
-        self._door_since = math.inf  # since when the peer owes the rest of what the door holds
+        self._door_since = math.inf  # begin of the peer's debt for the bytes that the door holds
         self._now = current_loop().now
         self._active_at = self._taken_at = self._now()
         self._written = Wakeup()
@@ -71,7 +71,7 @@ class DoorConnection:
 
     @property
     def is_busy(self) -> bool:
-        """Whether much waits to be sent."""
+        """True if many bytes wait to be sent."""
         return self._unsent > self._limits.pause_bytes
 
     # ---- reading ----
@@ -111,7 +111,7 @@ class DoorConnection:
         return self._taken(at, len(separator))
 
     async def _fill(self, most: int = PIECE_BYTES) -> bool:
-        """Read more; whether anything came."""
+        """Read more bytes; return whether any came."""
         if self._unsent > self._limits.pause_bytes:
             await self.drain()
         if self._is_slow(self._now(), PATIENCE_SECONDS):
@@ -210,7 +210,7 @@ class DoorConnection:
             self._scope.cancel()
 
     def abort(self, reason: str) -> None:
-        """End at once, and drop the held state."""
+        """End the connection at once, and drop the held state."""
         log.warning("closing %s: %s", self.peer_address, reason)
         self.close(reason)
         self._outbox.clear()
@@ -221,7 +221,7 @@ class DoorConnection:
         self._account()
 
     def finish(self, reason: str) -> None:
-        """As `close`, behind the door's last bytes for the peer."""
+        """Close the connection as `close` does, behind the door's last bytes for the peer."""
         if self._door.goodbye is not None and not self.is_closed:
             try:
                 self.write(self._door.goodbye(self))
@@ -253,13 +253,13 @@ class DoorConnection:
         return math.inf
 
     def waste(self, now: float) -> float:
-        """As `Connection.waste`: for how many seconds a request is not complete, or nothing was taken."""
+        """Seconds for which a request is incomplete, or the peer took nothing, as in `Connection.waste`."""
         since = min(self._partial_since, self._door_since, self._taken_at if self._unsent else math.inf)
         seconds = max(now - since, 0.0) * (1.0 if self.has_proved else UNPROVED_FACTOR)
         return (seconds if self._held > SMALL_BYTES else seconds / 1000) + self._held * 1e-12
 
     def _is_slow(self, now: float, seconds: float) -> bool:
-        """Whether the peer holds much, and owes the rest of it for longer than `seconds`, while memory is
+        """True if the peer holds many bytes, and owes their rest for longer than `seconds`, while memory is
         tight."""
         since = min(self._partial_since, self._door_since)
         return self._held > SMALL_BYTES and self._budget.is_tight and now - since > seconds
@@ -323,7 +323,7 @@ class Visitor(DoorHost, Protocol):
     """The host of a connection, as its server uses it."""
 
     def closed(self) -> None:
-        """The connection has ended: forget all that is kept for it."""
+        """Forget the state of a connection that has ended."""
 
 
 Accept = Callable[..., AbstractAsyncContextManager[tuple[Stream, bytes]]]
@@ -356,7 +356,7 @@ class DoorServer:
 
     @property
     def has_websocket(self) -> bool:
-        """Whether a door on the port for clients takes WebSockets."""
+        """True if a door on the port for clients takes WebSockets."""
         return any(door.websocket for door in self._doors)
 
     @property
@@ -365,7 +365,7 @@ class DoorServer:
         return [name for door in self._doors if door.websocket for name in door.subprotocols]
 
     def speaks(self, byte: int) -> bool:
-        """Whether a door's connections begin with this byte on the port for clients."""
+        """True if a door's connections begin with this byte on the port for clients."""
         return any(door.first_bytes[0] == byte for door in self._doors)
 
     async def serve(self, door: Door, raw: Stream, guest: Guest) -> None:
@@ -390,7 +390,7 @@ class DoorServer:
         self, stream: Stream, first: bytes, guest: Guest, *, is_upgraded: bool = False
     ) -> None:
         """Serve one peer that came to the port for clients, with `is_upgraded` by a WebSocket. Raises
-        RemoteProtocolError when its first bytes are those of no door that it may use."""
+        RemoteProtocolError when no door that the peer may use begins with its first bytes."""
         doors = [door for door in self._doors if door.websocket or not is_upgraded]
         with anyio.move_on_after(self._limits.handshake_seconds):
             while not any(map(first.startswith, (one.first_bytes for one in doors))):

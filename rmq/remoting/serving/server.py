@@ -89,8 +89,8 @@ async def serve_listeners(
     doors: DoorServer | None = None,
     task_status: anyio.abc.TaskStatus[list[str]] = anyio.TASK_STATUS_IGNORED,
 ) -> NoReturn:
-    """`serve` on open listeners; closes them at the end. `poller` runs in this call. A peer that begins like
-    a door's goes to `doors`."""
+    """`serve` on open listeners; closes them at the end. `poller` runs in this call. `doors` serves a peer
+    that begins as a door's peers do."""
     limits = limits or Limits()
     acceptor = acceptor or Acceptor.of(limits)
     poller = poller or Poller()
@@ -124,7 +124,7 @@ class Server:
         self._endpoint = endpoint
         self._doors = doors
         self._limits = limits
-        # Peers that take nothing are holders, which are looked at more often.
+        # Peers that take nothing are holders, which are checked more often.
         self._idle_limits = attrs.evolve(limits, stall_seconds=math.inf)
         self._access = access
         self._budget = budget or MemoryBudget()
@@ -154,7 +154,7 @@ class Server:
         """Serve a peer until it disconnects or sends bytes that are no frame. A whole frame proves the
         peer."""
         raw.keep_alive(self._limits.keepalive_seconds, self._limits.unacknowledged_seconds)
-        raw.reset_if_killed()  # RocketMQ's clients for Java wait on, for half a minute, after an end in order
+        raw.reset_if_killed()  # RocketMQ's clients for Java wait on, for half a minute, after a graceful end
         try:
             speaks = _nothing_else if self._doors is None else self._doors.speaks
             stream, first = await detect(

@@ -9,25 +9,25 @@ import anyio
 import anyio.to_thread
 
 CERTIFICATE_SECONDS: Final = 600.0
-"""Time between two looks at the file, which may be replaced."""
+"""Seconds between two looks at the file, which may be replaced."""
 
 
 def certificate_end(path: str) -> datetime | None:
     """The end of the validity of a certificate in a PEM file; None without a path, and for a bad file."""
     if not path:
         return None
-    from cryptography import x509  # 40 ms and 7 MiB: only for who has a certificate
+    from cryptography import x509  # 40 ms and 7 MiB: only with a certificate
 
     try:
         with open(path, "rb") as file:
             return x509.load_pem_x509_certificates(file.read())[0].not_valid_after_utc
-    except (OSError, ValueError):  # where OpenSSL takes it, it is no fault of the file
+    except (OSError, ValueError):  # where OpenSSL takes it, the file has no fault
         return None
 
 
 class ServerCertificate:
-    """The certificate in a PEM file; an empty path is none. `end` is the end of its validity, None without a
-    certificate, before the first look, and for an unreadable file."""
+    """The certificate in a PEM file; an empty path means no certificate. `end` is the end of its validity,
+    None without a certificate, before the first look, and for an unreadable file."""
 
     def __init__(self, path: str = "", end: datetime | None = None) -> None:
         self._path = path

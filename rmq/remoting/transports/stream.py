@@ -13,7 +13,7 @@ from rmq.remoting.loop import busy
 
 if TYPE_CHECKING:
     from trio.abc import Stream as _Abstract
-else:  # trio is loaded only by those who run on it; `trio_loop` tells it that these are streams
+else:  # only programs on trio load trio; `trio_loop` registers the streams of this module
     _Abstract = ABC
 
 Buffer = bytes | bytearray | memoryview
@@ -23,7 +23,7 @@ class Stream(_Abstract):
     """A byte stream to a peer: the contract of trio.abc.Stream plus names and a send that never waits.
 
     `receive_some` returns ``b""`` at the end. Errors are trio's if trio is loaded, else anyio's:
-    BrokenResourceError (the peer or the network is gone), ClosedResourceError (we closed it),
+    BrokenResourceError (the peer or the network has failed), ClosedResourceError (this side closed it),
     BusyResourceError (two tasks in the same direction, a bug). Cancelling `receive_some` loses nothing;
     cancelling `send_all` leaves an unknown part sent, so that the stream can only be closed.
     """
@@ -37,18 +37,17 @@ class Stream(_Abstract):
     """The common name of the client's certificate, which TLS has verified; empty without one."""
 
     descriptor: int = -1
-    """The number of its socket's descriptor; -1: it has none."""
+    """The number of its socket's descriptor; -1 without one."""
 
     sends_now: bool = False
-    """Whether send_now() takes anything, and wait_send_all_might_not_block() waits until it will."""
+    """True if send_now() takes bytes, and wait_send_all_might_not_block() waits until it takes some."""
 
     reads_now: bool = False
-    """Whether `receive_now` works, and `descriptor` tells when it has something."""
+    """True if `receive_now` works, and `descriptor` shows when bytes have come."""
 
     def receive_now(self, max_bytes: int) -> bytes | None:
-        """What has come, without waiting: None when nothing has, ``b""`` at the end. Raises
-        BrokenResourceError, ClosedResourceError.
-        """
+        """The received bytes, without waiting: None without any, ``b""`` at the end. Raises
+        BrokenResourceError, ClosedResourceError."""
         raise NotImplementedError
 
     @abstractmethod
@@ -61,35 +60,35 @@ class Stream(_Abstract):
 
     @abstractmethod
     async def wait_send_all_might_not_block(self) -> None:
-        """Return when something can be sent, or when that has failed."""
+        """Wait until some bytes can be sent, or the stream has failed."""
 
     def reset_on_close(self) -> None:
-        """Show the peer a broken connection when this stream is closed, where the stream can: clients of
+        """Show the peer a broken connection when this stream is closed, if the stream supports it: clients of
         RocketMQ go on waiting for responses after an orderly end. Unread bytes may be lost."""
         return
 
     def reset_if_killed(self) -> None:
-        """When the process is killed, the peer shall be told that the connection broke, where the stream can.
-        Closed by `aclose` it ends in order, as ever."""
+        """Let a kill of the process show the peer a broken connection, if the stream supports it. `aclose`
+        still ends the connection in order."""
         return
 
     def keep_alive(self, idle_seconds: float, unacknowledged_seconds: float) -> None:
-        """Have the system detect a peer that is gone without notice, where the stream can: it probes after
-        `idle_seconds` without traffic, and ends the connection when bytes or a probe are not acknowledged
-        within `unacknowledged_seconds`. 0 leaves the system's default."""
+        """Let the system detect a peer that has failed without notice, if the stream supports it: the system
+        probes after `idle_seconds` without traffic, and ends the connection when bytes or a probe are not
+        acknowledged within `unacknowledged_seconds`. 0 leaves the system's default."""
         return
 
     def end_sending(self) -> None:
-        """Let the peer see the end now, where the stream can: nothing is sent any more, and it is to be
-        closed soon."""
+        """Let the peer see the end now, if the stream supports it: nothing more is sent, and the caller
+        closes the stream soon."""
         return
 
     @abstractmethod
     async def aclose(self) -> None:
-        """Close the stream; safe to repeat. Cancelled: it is closed at once."""
+        """Close the stream; safe to repeat. Cancelled: the stream is closed at once."""
 
     def close_now(self) -> bool:
-        """Close the stream where that waits for nothing, as `aclose` does; False where `aclose` is needed."""
+        """Close the stream as `aclose` does, if that needs no wait; False where `aclose` is needed."""
         return False
 
     async def __aenter__(self) -> Self:
@@ -107,12 +106,12 @@ class Stream(_Abstract):
         return 0
 
     def unsent(self) -> int:
-        """Bytes that the system took and the peer has not; -1 where nobody knows."""
+        """Number of bytes that the system took and the peer has not acknowledged; -1 when unknown."""
         return -1
 
 
 class Listener(Protocol):
-    """Where peers come in."""
+    """A listener: accepts peers at an address."""
 
     @property
     def address(self) -> str:
@@ -135,7 +134,7 @@ async def close_at_once(stream: Stream) -> None:
 
 
 class PrefixedStream(Stream):
-    """A stream some of whose bytes were read already."""
+    """A stream with bytes that were already read from it."""
 
     def __init__(self, prefix: bytes, stream: Stream) -> None:
         self._prefix = prefix
@@ -172,7 +171,7 @@ class PrefixedStream(Stream):
 
 
 class ByteStream(Stream):
-    """The checks of transports that we implement ourselves: arguments, one task a direction."""
+    """Checks of the transports in this package: arguments, one task a direction."""
 
     def __init__(self) -> None:
         self._is_closed = False
@@ -224,10 +223,10 @@ class ByteStream(Stream):
         self._is_sending = True
 
 
-# --- what waits to be sent ---
+# --- bytes that wait to be sent ---
 
 SMALL_BYTES = 16 * 1024
-"""Copying less than this costs less than handing it to the kernel as a piece of its own."""
+"""Buffers below this size are copied: that costs less than handing them to the kernel as separate pieces."""
 
 
 class Outbox:
@@ -240,7 +239,7 @@ class Outbox:
 
     def __init__(self) -> None:
         self._buffers: list[Buffer] = []
-        # How many of the first buffers are joined already. These must stay as they are while a transport has
+        # Number of first buffers that are joined already. They must stay as they are while a transport has
         # taken a part of them: TLS wants the same bytes again (see `TlsStream.send_now`).
         self._packed = 0
         self.size = self.taken = 0

@@ -1,7 +1,8 @@
 """TCP over plain non-blocking sockets.
 
-trio's SocketStream costs 43 µs of CPU for an echo round trip, both ends together; waiting until readable
-and calling the socket costs 21. So does this module on trio, and in asyncio's own way on asyncio.
+trio's SocketStream costs 43 µs of CPU for an echo round trip, both ends together; waiting until readable and
+calling the socket costs 21. This module does the latter on trio, and uses asyncio's reader functions on
+asyncio.
 """
 
 from __future__ import annotations
@@ -28,16 +29,16 @@ if TYPE_CHECKING:
 
 if sys.platform == "linux":
     from fcntl import ioctl as _ioctl
-    from termios import TIOCOUTQ as _OUTQ  # SIOCOUTQ: what the peer has not acknowledged
+    from termios import TIOCOUTQ as _OUTQ  # SIOCOUTQ: bytes that the peer has not acknowledged
 else:
     _OUTQ = None
 
 BACKLOG = 1024
 IOV_MAX = 512
 KEEPALIVE_PROBES = 3
-"""Unanswered questions after which a connection is over, where the system has no TCP_USER_TIMEOUT."""
+"""Unanswered probes after which a connection is over, where the system has no TCP_USER_TIMEOUT."""
 FILE_BYTES = 24 * 1024
-"""From so many bytes on it costs less to name a file's bytes to the system than to copy them."""
+"""Bytes from which on it costs less to name a file's bytes to the system than to copy them."""
 _MORE = getattr(socket, "MSG_MORE", 0)
 _CLOSED_ERRNO = errno.EBADF
 _RESETS = struct.pack("ii", 1, 0)
@@ -65,7 +66,7 @@ class TcpStream(ByteStream):
     sends_now = True
     reads_now = True
     _ends_in_order = False
-    """Whether `aclose` takes back what a kill is to do."""
+    """True if `aclose` takes back the effect of `reset_if_killed`."""
 
     def __init__(self, sock: socket.socket, loop: Loop | None = None) -> None:
         super().__init__()
@@ -77,7 +78,7 @@ class TcpStream(ByteStream):
         self.local = _name(sock.getsockname())
         try:
             self.peer = _name(sock.getpeername())
-        except OSError:  # the peer reset it before we got here; the first read will say so
+        except OSError:  # the peer reset it early; the first read will report that
             self.peer = "?"
 
     async def _receive(self, max_bytes: int) -> bytes:
@@ -109,7 +110,7 @@ class TcpStream(ByteStream):
             raise self._broken(error) from error
 
     def _send_files(self, sock: socket.socket, buffers: Sequence[Buffer]) -> int:
-        """As `send_now`: large views of files are sent by the system, which copies nothing."""
+        """Send buffers as `send_now` does; the system sends large views of files, without a copy."""
         sent = 0
         before: list[Buffer] = []
         try:
@@ -151,7 +152,7 @@ class TcpStream(ByteStream):
     def keep_alive(self, idle_seconds: float, unacknowledged_seconds: float) -> None:
         if self._is_closed:
             return
-        with suppress(OSError):  # the peer has reset it: the first read will say so
+        with suppress(OSError):  # the peer has reset it: the first read will report that
             for level, option, value in keepalive_options(idle_seconds, unacknowledged_seconds):
                 self._socket.setsockopt(level, option, value)
 
@@ -161,7 +162,7 @@ class TcpStream(ByteStream):
                 self._socket.shutdown(socket.SHUT_WR)
 
     def _linger(self, how: bytes) -> None:
-        """What the system does when the socket is closed, also by the end of the process."""
+        """Set the way in which the system closes the socket, also at the end of the process."""
         if not self._is_closed:
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, how)
 
@@ -201,19 +202,19 @@ class TcpStream(ByteStream):
 
 
 class _AsyncioTcpStream(TcpStream):
-    """The same on asyncio, whose loop calls a function when a socket is readable. Registering the function
-    for each wait costs 30 µs, so it stays registered, and it reads, or the loop would call it once more
+    """A TcpStream on asyncio, whose loop calls a function when a socket is readable. Registering the function
+    for each wait costs 30 µs, so it stays registered. It reads at once, or the loop would call it once more
     before the task has its turn."""
 
     def __init__(self, sock: socket.socket, loop: Loop | None = None) -> None:
         super().__init__(sock, loop)
-        from asyncio import get_running_loop  # whoever calls this has loaded it
+        from asyncio import get_running_loop  # the caller has loaded it
 
         self._running = get_running_loop()
         self._is_registered = False
         self._reading: asyncio.Future[bytes] | None = None
         self._max_bytes = 0
-        self._unseen: bytes | None = None  # was read for a task that was cancelled at that moment
+        self._unseen: bytes | None = None  # read for a task that was cancelled at that moment
 
     async def _receive(self, max_bytes: int) -> bytes:
         if self._unseen is not None:
@@ -238,7 +239,7 @@ class _AsyncioTcpStream(TcpStream):
 
     def _on_readable(self) -> None:
         future = self._reading
-        if future is None or future.done():  # nobody waits: it would be called without end
+        if future is None or future.done():  # no task waits: the loop would call it without end
             self._unregister()
             return
         try:
@@ -264,7 +265,7 @@ class _AsyncioTcpStream(TcpStream):
 
 
 def _stream(sock: socket.socket, loop: Loop) -> TcpStream:
-    """The stream of a socket, in the form that the running loop takes best."""
+    """The stream of a socket, in the fastest form for the running loop."""
     if loop.name == "asyncio" and sys.platform != "win32":  # whose loop has no add_reader
         return _AsyncioTcpStream(sock, loop)
     return TcpStream(sock, loop)
@@ -298,7 +299,7 @@ class TcpListener:
                 continue
             try:
                 return _stream(sock, self._loop)
-            except OSError:  # gone already: nothing to serve
+            except OSError:  # it has ended already: nothing to serve
                 sock.close()
 
     def _listen(self) -> None:
@@ -319,7 +320,8 @@ class TcpListener:
 
 
 async def dial(address: Address) -> TcpStream:
-    """Connect to the first of the host's addresses that answers; raises OSError of the last one that did not.
+    """Connect to the first of the host's addresses that answers; raises the OSError of the last address that
+    did not.
 
     A literal IP address is never looked up. Cancelled: the socket is closed.
     """
@@ -361,7 +363,7 @@ async def _resolve(address: Address, *, passive: bool = False) -> list[tuple[Any
     flags = socket.AI_PASSIVE if passive else 0
     if is_literal(address.host):  # no thread, no look-up
         flags |= socket.AI_NUMERICHOST | socket.AI_NUMERICSERV
-        host = address.host.encode()  # of a text Python wants to know first whether it is IDNA
+        host = address.host.encode()  # Python first checks a text for IDNA
         return list(socket.getaddrinfo(host, address.port, type=socket.SOCK_STREAM, flags=flags))
     found = await anyio.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM, flags=flags)
     return list(found)
@@ -385,7 +387,7 @@ async def _connect(family: int, kind: int, proto: int, sockaddr: Any) -> TcpStre
 
 
 def _is_of_file(buffer: Buffer) -> bool:
-    """Whether a buffer is a large view of a file that the system can send by itself."""
+    """True if a buffer is a large view of a file that the system can send by itself."""
     return len(buffer) >= FILE_BYTES and isinstance(buffer, memoryview) and hasattr(buffer.obj, "send_to")
 
 

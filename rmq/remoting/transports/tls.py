@@ -87,17 +87,17 @@ class TlsConfig:
         for field in fields(type(self)):
             kind, expected = (bool, "True or False") if isinstance(field.default, bool) else (str, "text")
             value = getattr(self, field.name)
-            if not isinstance(value, kind):  # of a password only the type is told
+            if not isinstance(value, kind):  # the error names only the type of a password
                 raise InvalidType(field.name, type(value) if field.metadata["secret"] else value, expected)
 
     @property
     def scheme(self) -> str:
-        """The scheme of addresses that name none."""
+        """The scheme of addresses without one."""
         return "tls" if self.tls_enable else "tcp"
 
     @property
     def dialling(self) -> TlsConfig:
-        """The same with the files for dialling in the places of those for both."""
+        """A copy in which the files for dialling replace the files for both directions."""
         own: dict[str, Any] = {}
         if self.tls_client_cert_path:
             own = {
@@ -122,11 +122,11 @@ class TlsContexts:
         return self.config.tls_mode
 
     def server(self) -> ssl.SSLContext:
-        """For accepting. Raises ConfigError when the files are not usable."""
+        """The context for accepting. Raises ConfigError when the files are not usable."""
         return self._server.current()
 
     def client(self) -> ssl.SSLContext:
-        """For dialling. Raises ConfigError when the files are not usable."""
+        """The context for dialling. Raises ConfigError when the files are not usable."""
         return self._client.current()
 
 
@@ -166,14 +166,14 @@ def _stamp(config: TlsConfig) -> tuple[Any, ...]:
 def _context(side: int) -> ssl.SSLContext:
     context = ssl.SSLContext(side)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
-    # Some builds of Python let the end of a connection that was cut off look like its orderly end.
+    # Some builds of Python let a connection that was cut off look like one that was closed in order.
     context.options &= ~ssl.OP_IGNORE_UNEXPECTED_EOF
     return context
 
 
 APPLICATION_PROTOCOLS: Final = ("h2",)
 """Protocols that a server agrees on when a client names them (ALPN): gRPC's libraries go on with h2 only. A
-client that names none, or others, is served as well."""
+client that names no protocol, or other ones, is served as well."""
 
 
 def _server_context(config: TlsConfig) -> ssl.SSLContext:
@@ -209,17 +209,18 @@ def _log_expiry(path: str) -> None:
 
 
 def _log_distrust(own: ssl.SSLContext, config: TlsConfig) -> None:
-    """Log that servers with the same settings do not accept the own certificate, as after an authority was
-    replaced: this server can dial them, and only their logs and clients would show it."""
+    """Log that servers with the same settings do not accept this server's certificate, for example after an
+    authority was replaced: this server can dial them, and only their logs and clients would show the
+    fault."""
     trust = config.dialling.tls_trust_path
     if not trust:
         return
     context = _context(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname = False  # by its names it is known to others
+    context.check_hostname = False  # peers know it by its own names
     try:
         context.load_verify_locations(trust)
     except (OSError, ssl.SSLError):
-        return  # dialling says so
+        return  # dialling reports it
     error = _refusal(context, own)
     if error is not None and error.verify_code != _EXPIRED:
         log.error(
@@ -230,8 +231,8 @@ def _log_distrust(own: ssl.SSLContext, config: TlsConfig) -> None:
 
 
 def _refusal(asking: ssl.SSLContext, answering: ssl.SSLContext) -> ssl.SSLCertVerificationError | None:
-    """The reason for which a client with one context does not accept a server with the other; None if it
-    does."""
+    """The reason why a client with one context does not accept a server with the other; None if it
+    accepts."""
     there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
     client, server = asking.wrap_bio(back, there), answering.wrap_bio(there, back, server_side=True)
     for side in (client, server) * 3:
@@ -316,7 +317,7 @@ WEAKER: Final = {
     "tls.client.authServer": "servers are always verified; tlsInsecureSkipVerify=true switches that off",
     "tls.server.authClient": "a client certificate that is asked for is always verified",
 }
-"""Keys whose `false` would let anybody in: it is not followed, and what is done instead."""
+"""Keys whose `false` would let any peer in: setting -> what rmq does instead of following it."""
 
 
 def with_file(config: TlsConfig) -> TlsConfig:
@@ -348,7 +349,7 @@ def _file_value(key: str, name: str, text: str, source: str) -> Any:
 
 
 MADE_UP_DAYS: Final = 30
-"""For how long the certificate of RocketMQ's TLS test mode is good: signed by itself, for no name."""
+"""Days for which the certificate of RocketMQ's TLS test mode is valid: signed by itself, for no name."""
 
 
 def _load_made_up(context: ssl.SSLContext) -> None:
@@ -365,7 +366,7 @@ def _load_made_up(context: ssl.SSLContext) -> None:
 
 
 def _self_signed() -> bytes:
-    from cryptography import x509  # slow to import: only for who tests
+    from cryptography import x509  # slow to import: only for tests
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.x509.oid import NameOID
@@ -393,10 +394,10 @@ def _common_name(tls: ssl.SSLObject) -> str:
 # --- the stream ---
 
 CHUNK_BYTES = 256 * 1024
-"""How much is encrypted before the transport must have taken it: bounds the memory of a stream."""
+"""Bytes that are encrypted before the transport must have taken them: bounds the memory of a stream."""
 _READ_BYTES = 64 * 1024
 ALERT_SECONDS = 1.0
-"""How long a peer may take to read the alert that says why its handshake failed."""
+"""Seconds that a peer has to read the alert with the reason for its failed handshake."""
 
 
 async def tls_client(stream: Stream, tls: TlsContexts, host: str) -> TlsStream:
@@ -411,8 +412,8 @@ async def tls_server(stream: Stream, tls: TlsContexts) -> TlsStream:
 
 
 class TlsStream(ByteStream):
-    """TLS 1.2 and later. A peer that hangs up without close_notify is a BrokenResourceError, not an end:
-    otherwise an attacker on the wire could cut a message short.
+    """TLS 1.2 and later. A peer that disconnects without close_notify gives a BrokenResourceError, not an
+    end: otherwise an attacker on the wire could cut a message short.
 
     A task may receive while another sends. The reader sends OpenSSL's own records (key updates); a lock keeps
     the records in order.
@@ -435,7 +436,7 @@ class TlsStream(ByteStream):
         self._outgoing = ssl.MemoryBIO()
         self._ssl = context.wrap_bio(self._incoming, self._outgoing, server_side, server_name)
         self._pushing = anyio.Lock(fast_acquire=True)
-        self._has_ended = False  # nothing more will come from the transport
+        self._has_ended = False  # no more bytes will come from the transport
         self._unsent = b""  # encrypted, not taken by the transport yet
         self._owed = 0  # encrypted by send_now, but not counted as taken yet: the next send begins with it
 
@@ -455,9 +456,8 @@ class TlsStream(ByteStream):
                 return self
 
     async def _send_alert(self) -> None:
-        """Send the alert that OpenSSL made, and let the peer hang up first: a socket that is closed with
-        unread bytes is reset, and the reset would discard the alert.
-        """
+        """Send the alert that OpenSSL made, and let the peer disconnect first: a socket that is closed with
+        unread bytes is reset, and the reset would discard the alert."""
         with suppress(*disconnect_errors()), anyio.move_on_after(ALERT_SECONDS):
             self._stream.send_now([self._outgoing.read()])
             while await self._stream.receive_some(_READ_BYTES):
@@ -495,7 +495,7 @@ class TlsStream(ByteStream):
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     async def _pull(self) -> None:
-        if self._outgoing.pending:  # what OpenSSL wants to say, or the peer waits for it
+        if self._outgoing.pending:  # OpenSSL has bytes to send, or the peer waits for them
             await self._push()
         data = await self._stream.receive_some(_READ_BYTES)
         if data:
@@ -509,8 +509,8 @@ class TlsStream(ByteStream):
         if self._unsent or self._pushing.locked():
             return 0
         if self._owed:
-            # The contract of send_now: these buffers begin with what was not taken the last time. It was
-            # encrypted then and is on its way now; encrypting it again would send it twice.
+            # The contract of send_now: these buffers begin with the bytes that were not taken the last time.
+            # They were encrypted then and are on their way; a second encryption would send them twice.
             taken, self._owed = self._owed, 0
             assert taken <= sum(map(len, buffers)), "another send came between"
             return taken
@@ -546,7 +546,7 @@ class TlsStream(ByteStream):
             raise broken(_reason(error)) from error
 
     async def _push(self) -> None:
-        """Hand over all that is encrypted. Cancelled: what was not taken is kept, in order."""
+        """Hand over all encrypted bytes. Cancelled: bytes that were not taken are kept, in order."""
         async with self._pushing:
             while True:
                 self._unsent += self._outgoing.read()
@@ -582,7 +582,7 @@ class TlsStream(ByteStream):
 
 _EXPIRED: Final = 10
 _VERIFY: Final = {
-    # OpenSSL's X509_V_ERR_* -> what is wrong, and what to do.
+    # OpenSSL's X509_V_ERR_* -> the fault, and the remedy.
     9: "is not valid yet: compare the clocks of both machines",
     _EXPIRED: "has expired: replace it with a new one; no restart is needed",
     18: "is self-signed: to trust it, set tlsTrustPath to it",
@@ -596,7 +596,7 @@ _VERIFY: Final = {
     "tlsServerName",
 }
 _ALERTS: Final = {
-    # OpenSSL's reason -> what the peer, or what came instead of a peer, means by it.
+    # OpenSSL's reason -> its meaning for the peer, or for another server at the peer's address.
     "CERTIFICATE_REQUIRED": "the server asks for a client certificate: set tlsCertPath and tlsKeyPath",
     "PEER_DID_NOT_RETURN_A_CERTIFICATE": "peer did not return a certificate, and tlsClientAuth requires one",
     "UNKNOWN_CA": "the peer does not trust the authority of our certificate: add the authority to the "

@@ -1,4 +1,4 @@
-"""WebSocket, on trio: a byte stream in binary messages; where one ends and the next begins means nothing."""
+"""WebSocket, on trio: a byte stream in binary messages, whose bounds have no meaning."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from rmq.remoting.transports.websocket_policy import WebSocketAccess as WebSocke
 log = logging.getLogger(__name__)
 
 MESSAGE_BYTES = 64 * 1024
-"""What we send in one message, and the longest that we take: with QUEUE it bounds a connection's memory."""
+"""Bytes of one sent message, and of the longest accepted one: with QUEUE it bounds a connection's memory."""
 QUEUE = 16
 SERVER_QUEUE = 1
 SERVER_READ_BYTES = 4 * 1024
-"""What a server takes of one peer before others get their turn: up to 680 fragments, 7 ms."""
+"""Bytes that a server takes of one peer before others have their turn: up to 680 fragments, 7 ms."""
 EMPTY_FRAMES = 512
-"""How many frames without content a peer may send: pings, empty fragments and messages."""
+"""Frames without content that a peer may send: pings, empty fragments and messages."""
 EMPTY_FRAMES_PER_SECOND = 10
-"""By how many a second their count falls."""
+"""Rate, a second, at which their count falls."""
 CONTENT_BYTES = 8
-"""So many bytes of content lower the count by one."""
+"""Bytes of content that lower the count by one."""
 RESOURCE = "/"
 
 _EXPECTED = (
@@ -62,10 +62,10 @@ async def accept_websocket(
     access: WebSocketAccess | None = None,
     subprotocols: Sequence[str] = (),
 ) -> WebSocketStream:
-    """Upgrade as the server; the socket's reader runs in `nursery`. Of the `subprotocols` the first that the
-    peer proposes is agreed on.
+    """Upgrade as the server; the socket's reader runs in `nursery`. The first of the `subprotocols` that the
+    peer proposes is chosen.
 
-    Raises BrokenResourceError, and RemoteProtocolError when `access` refuses the peer, who is told 403.
+    Raises BrokenResourceError, and RemoteProtocolError when `access` refuses the peer, which gets status 403.
     """
     access = access or WebSocketAccess()
     metered = MeteredStream(stream)
@@ -90,8 +90,9 @@ async def accept_websocket(
 
 
 class _Reader:
-    """The nursery that trio-websocket sees. Its reader task may fail with the peer; that must not end ours.
-    It also ends a handshake whose stream broke, for which trio-websocket alone would wait without end."""
+    """The nursery that trio-websocket sees. Its reader task may fail with the peer, which must not end the
+    caller's nursery. It also ends a handshake whose stream broke; trio-websocket alone would wait without
+    end."""
 
     def __init__(self, nursery: trio.Nursery, stream: Stream) -> None:
         self._nursery = nursery
@@ -108,7 +109,7 @@ class _Reader:
         except _EXPECTED as error:
             self._error = error
         except Exception as error:
-            # The parsers below it raise more than they say over bytes that a peer chose: UnicodeDecodeError
+            # The parsers below it raise undocumented errors over bytes that a peer chose: UnicodeDecodeError
             # for a header that is not ASCII, h11's errors for an answer that is not HTTP. One peer ends,
             # not all.
             log.warning("WebSocket with %s: %s: %s", self._stream.peer, type(error).__name__, error)
@@ -146,8 +147,8 @@ class MeteredStream(PrefixedStream):
     def __init__(self, stream: Stream) -> None:
         super().__init__(b"", stream)
         self._is_upgraded = False  # the HTTP request has ended
-        self._part = b""  # of a header of which more is to come
-        self._skip = 0  # bytes of a frame's content that are still to come
+        self._part = b""  # of a header that is incomplete
+        self._skip = 0  # missing bytes of a frame's content
         self._empty = 0.0
         self._at = trio.current_time()
 
@@ -267,7 +268,7 @@ class WebSocketStream(Stream):
         try:
             await self._socket.aclose()
         except trio.BrokenResourceError:
-            pass  # it is gone already
+            pass  # the connection has ended already
         finally:
             await self._stream.aclose()
 

@@ -29,14 +29,15 @@ from rmq.remoting.transports.stream import ByteStream, Stream
 MESSAGE_BYTES = 64 * 1024
 """The longest message that is sent, and the bytes of one read."""
 ANSWER_SECONDS = 5.0
-"""Time for the answer to a ping, and for the server's close frame."""
+"""Seconds for the answer to a ping, and for the server's close frame."""
 RESOURCE = "/"
 CLEAN = (1000, 1001, 1005)
-"""Codes of an end in good order: normal, going away, none given."""
+"""Codes of a graceful end: normal, going away, none given."""
 
 
 async def connect_websocket(stream: Stream, host: str) -> WebSocketClientStream:
-    """Upgrade `stream` as the client. Raises BrokenResourceError. Cancelled: it can only be closed."""
+    """Upgrade `stream` as the client. Raises BrokenResourceError. Cancelled: the stream can only be
+    closed."""
     protocol = WSConnection(ConnectionType.CLIENT)
     await stream.send_all(protocol.send(Request(host=host, target=RESOURCE)))
     while True:
@@ -54,24 +55,24 @@ async def connect_websocket(stream: Stream, host: str) -> WebSocketClientStream:
 
 
 def _events(protocol: WSConnection, data: bytes, reason: str) -> Iterator[Event]:
-    """Raises BrokenResourceError for bytes that are none of the protocol."""
+    """The events in received bytes. Raises BrokenResourceError for bytes that break the protocol."""
     try:
         protocol.receive_data(data)
         yield from protocol.events()
-    except Exception as error:  # the parsers raise more than they say over bytes that a peer chose
+    except Exception as error:  # the parsers raise undocumented errors over bytes that a peer chose
         raise broken(f"{reason} ({error})") from error
 
 
 class WebSocketClientStream(ByteStream):
-    """A stream over a WebSocket whose handshake is over. `wait_send_all_might_not_block` returns at once:
-    a WebSocket has nothing to wait on. rmq never calls it."""
+    """A stream over a WebSocket whose handshake is over. `wait_send_all_might_not_block` returns at once: a
+    WebSocket has nothing to wait on. rmq never calls that function."""
 
     def __init__(self, protocol: WSConnection, stream: Stream) -> None:
         super().__init__()
         self._protocol, self._stream = protocol, stream
         self.peer, self.local = stream.peer, stream.local
         self._received = bytearray()
-        self._end: Exception | None = None  # what the peer's end means, once it came
+        self._end: Exception | None = None  # the meaning of the peer's end, once it came
         self._is_ended = False
         self._answers = bytearray()  # to pings and to a close
         self._writing = anyio.Lock(fast_acquire=True)
@@ -124,7 +125,7 @@ class WebSocketClientStream(ByteStream):
             await self._answer()
 
     async def _answer(self) -> None:
-        """Send the answers, whole, also when the task that reads is cancelled."""
+        """Send the answers whole, also when the reading task is cancelled."""
         with anyio.move_on_after(ANSWER_SECONDS, shield=True) as scope:
             async with self._writing:
                 answers, self._answers = bytes(self._answers), bytearray()
@@ -172,7 +173,7 @@ class WebSocketClientStream(ByteStream):
                     await self._stream.send_all(self._protocol.send(CloseConnection(code=1000)))
                     await self._wait_for_end()
         except disconnect_or_close_errors():
-            pass  # it is gone already
+            pass  # the connection has ended already
         finally:
             await self._stream.aclose()
 

@@ -1,4 +1,4 @@
-"""Which upgrades to a WebSocket a server takes, by their headers Origin and Host."""
+"""Policy of WebSocket upgrades: a server accepts or refuses them by their headers Origin and Host."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ class WebSocketAccess:
     origins: frozenset[str] = field(default=(), converter=_lowered)
     hosts: frozenset[str] = field(default=(), converter=_lowered)
     own: frozenset[str] = field(default=(), converter=_lowered)
-    """Names of the machine: taken as well, but they make the check no stricter."""
+    """Names of the machine: accepted as well, but they make the check no stricter."""
 
     def refusal(self, host: str, headers: Sequence[tuple[bytes, bytes]], local: str) -> str:
-        """Why an upgrade is refused that came to our address `local`; empty: it is not."""
+        """The reason to refuse an upgrade that came to our address `local`; empty when it is accepted."""
         origins = [value.decode("latin-1").strip() for name, value in headers if name.lower() == b"origin"]
         for origin in origins:
             listed = ANY_ORIGIN in self.origins or origin.lower().rstrip("/") in self.origins
@@ -52,7 +52,7 @@ class WebSocketAccess:
         return self.page_refusal(host) if strict else ""
 
     def page_refusal(self, host: str) -> str:
-        """Why a browser is refused that asks for this host; empty: it is not."""
+        """The reason to refuse a browser that asks for this host; empty when it is accepted."""
         name = _name_of(host)
         if _is_safe(name) or name in self.hosts or name in self.own:
             return ""
@@ -60,8 +60,8 @@ class WebSocketAccess:
 
 
 def _is_own(origin: str, host: str) -> bool:
-    """Whether an origin is the server's own port, which serves no pages: some clients that are no browsers
-    send it, as Netty's do. `page_refusal` checks the host."""
+    """True if an origin is the server's own port, which serves no pages: some clients other than browsers
+    send it, for example Netty's. `page_refusal` checks the host."""
     scheme, _, authority = origin.lower().rstrip("/").partition("://")
     return scheme in ("http", "https") and bool(authority) and authority == host.strip().lower()
 
@@ -75,5 +75,5 @@ def _name_of(host: str) -> str:
 
 
 def _is_safe(name: str) -> bool:
-    """Whether no name service decides where this leads."""
+    """True if the name leads to its machine without a name service."""
     return is_literal(name) or name == "localhost" or name.endswith(".localhost")

@@ -127,7 +127,7 @@ class QueueAudits:
         return audit
 
     def vouch(self, record: Scanned) -> bool | None:
-        """Whether the unit of its place is this record's; None when there is no unit."""
+        """True if the unit of its place is this record's; None when there is no unit."""
         queue = self._table.get((record.topic, record.queue_id)) if has_unit(record.sys_flag) else None
         unit = queue.unit(record.queue_offset) if queue is not None else None
         if unit is None or not is_unit(unit[1]):
@@ -163,7 +163,7 @@ class QueueAudits:
                 queue.held.append((EXTRA, index, f"its record at {unit[0]} is not there"))
 
     def _is_cut(self, queue: QueueAudit, physical_offset: int) -> bool:
-        """Whether the next start cuts a unit, since its record is of an earlier topic."""
+        """True if the next start cuts a unit, since its record is of an earlier topic."""
         return self._is_open and 0 <= physical_offset < queue.begin
 
     def _compare(self, queue: QueueAudit, index: int, record: Scanned) -> None:

@@ -48,26 +48,26 @@ def differences(record: tuple[Any, Any, Any], unit: tuple[Any, Any, Any]) -> dic
 
 
 def is_kept(physical_offset: Any, log_start: Any) -> Any:
-    """Whether a unit for this place must have a record. Units of records that retention has removed stay for
+    """True if a unit for this place must have a record. Units of records that retention has removed stay for
     a while: they are no fault."""
     return (physical_offset >= log_start) | (physical_offset < 0)
 
 
 def is_replaced(physical_offset: Any, queue_offset: Any, later: Any, later_queue_offset: Any) -> Any:
-    """Whether a record belongs to a topic that was deleted and created again: later in the log, its queue has
+    """True if a record belongs to a topic that was deleted and created again: later in the log, its queue has
     a record with no higher queue offset. A missing unit of an older record is no fault in this case."""
     return (physical_offset < later) & (queue_offset >= later_queue_offset)
 
 
 def is_pending(queue_offset: Any, last: Any, is_open: Any) -> Any:
-    """Whether a missing unit may only not be written yet: it would come after its queue's last (-1 without
+    """True if a missing unit may only not be written yet: it would come after its queue's last (-1 without
     any), and the store is open or was killed, so that its next start makes the unit.
     """
     return (queue_offset > last) & is_open
 
 
 def is_compared(topic: str) -> bool:
-    """Whether the queues of a topic hold records of their own topic. Those of RocketMQ's light queues
+    """True if the queues of a topic hold records of their own topic. Those of RocketMQ's light queues
     (`%LMQ%…`) do not: their units name records of other topics.
     """
     return not topic.startswith(_LIGHT)

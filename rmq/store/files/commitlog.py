@@ -46,7 +46,7 @@ class CommitLog:
 
     @property
     def has_pending(self) -> bool:
-        """Whether anything is gathered."""
+        """True if anything is gathered."""
         return self.position != self.end
 
     @property

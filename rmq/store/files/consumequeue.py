@@ -33,7 +33,7 @@ Unit = tuple[int, int, int]  # physical offset, size, tags code
 
 
 def is_unit(size: Any) -> Any:
-    """Whether a unit with this size stands for a record: it is neither unused room nor the filler that is put
+    """True if a unit with this size stands for a record: it is neither unused room nor the filler that is put
     before the first unit of a queue that does not begin at 0. Holds for numpy arrays too.
     """
     return (size > 0) & (size != FILLER_SIZE)

@@ -89,7 +89,7 @@ class Segment(Protocol):
         ...
 
     def is_there(self) -> bool:
-        """Whether the segment is still the file at its path: that may have been deleted, or replaced.
+        """True if the segment is still the file at its path: that may have been deleted, or replaced.
         Thread-safe. Raises StoreError.
         """
         ...
@@ -126,7 +126,7 @@ class Disk(Protocol):
         ...
 
     def exists(self, path: str) -> bool:
-        """Whether there is a file or folder at `path`."""
+        """True if there is a file or folder at `path`."""
         ...
 
     def size(self, path: str) -> int:
@@ -224,7 +224,7 @@ class FileMap(mmap.mmap):
 
 _NOT_SENDABLE: Final = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
 SENDS_FILES: Final = sys.platform == "linux" and engine.compiled is not None
-"""Whether mappings are `FileMap`s: what finds a view's place is compiled."""
+"""True if mappings are `FileMap`s: the search for a view's place is compiled."""
 
 
 class RealSegment:

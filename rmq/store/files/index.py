@@ -157,7 +157,7 @@ class Search:
         self._looks, self._steps = LOOKS_MAX, STEPS_MAX
 
     def goes_on(self) -> bool:
-        """Whether the next entry is to be looked at."""
+        """True if the next entry is to be looked at."""
         if len(self.found) >= self._most:
             return False
         self._steps -= 1
@@ -266,7 +266,7 @@ class IndexFile:
         _HEADER.pack_into(view, 0, *fields, self.slot_count, self.count)
 
     def covers(self, begin_ms: int, end_ms: int) -> bool:
-        """Whether the file may hold entries of that time."""
+        """True if the file may hold entries of that time."""
         first, last = self.begin_timestamp, self.end_timestamp
         return (begin_ms < first and end_ms > last) or first <= begin_ms <= last or first <= end_ms <= last
 
@@ -288,7 +288,7 @@ class IndexFile:
             number = before
 
     def has(self, key_hash: int, offset: int) -> bool:
-        """Whether there is an entry with the hash for the record at a physical offset, whatever its time."""
+        """True if there is an entry with the hash for the record at a physical offset, whatever its time."""
         number = _SLOT.unpack(self.segment.copy(HEADER + key_hash % self._slots * 4, 4))[0]
         while 0 < number <= self.count and self.count > 1:
             at = self._entries_at + number * _ENTRY_SIZE
@@ -422,7 +422,7 @@ class Index:
         return self.search(topic, key, begin_ms, end_ms, most).found
 
     def has(self, topic: str, key: str, offset: int) -> bool:
-        """Whether one of the last two files, in which the entries of a record may lie, has an entry for the
+        """True if one of the last two files, in which the entries of a record may lie, has an entry for the
         key of the record at that offset. Times are not compared: after the clock was set back a file gives
         its own begin as the time of a record.
         """

@@ -120,7 +120,7 @@ class Queues:
         return count
 
     def keeps_any(self, before: int) -> bool:
-        """Whether a queue keeps a message that is before the physical offset `before`."""
+        """True if a queue keeps a message that is before the physical offset `before`."""
         last = self._keeper  # it keeps one for long, so the other queues are seldom looked at
         if last is not None and last is self.table.get((last.topic, last.queue_id)) and _keeps(last, before):
             return True

@@ -110,7 +110,7 @@ def parse(data: Bytes, at: int, position: int, *, check_crc: bool) -> Scanned | 
 
 
 def has_lost_page(record: Scanned) -> bool:
-    """Whether zeros in a record's properties, which no CRC covers, come from a power cut of unsynced pages or
+    """True if zeros in a record's properties, which no CRC covers, come from a power cut of unsynced pages or
     sectors: such zeros begin and end at borders of pages or sectors. A sender's zeros (RocketMQ accepts any)
     do so by chance only.
 
@@ -141,7 +141,7 @@ def store_timestamp(view: memoryview, at: int) -> int:
 
 
 def is_blank(data: Bytes, left: int) -> bool:
-    """Whether `data` begins with a blank record that closes the `left` bytes of the file."""
+    """True if `data` begins with a blank record that closes the `left` bytes of the file."""
     return len(data) >= BLANK_SIZE and _PAIR.unpack_from(data) == (left, BLANK_MAGIC)
 
 
@@ -236,7 +236,7 @@ def why_no_record(segments: Segments, position: int, end: int) -> str:
 
 
 Vouch = Callable[[Scanned], bool | None]
-"""Whether a queue's unit points at what looks like a record: yes, no (at another one), or no unit tells."""
+"""True if a queue's unit points at what looks like a record: yes, no (at another one), or no unit tells."""
 
 
 def no_evidence(record: Scanned) -> bool | None:
@@ -292,7 +292,7 @@ def _candidates(segments: Segments, position: int) -> Iterator[Scanned]:
 
 
 def _outline(segments: Segments, position: int) -> Scanned | None:
-    """Whether head and end of body look like a record, however long the body is."""
+    """The record at a position, by its head and the end of its body alone; None when they are no record's."""
     data = segments.copy(position, FIXED_SIZE + 24)
     if len(data) < FIXED_SIZE:
         return None
@@ -348,7 +348,7 @@ class Synced:
     before_ms: int
 
     def covers(self, record: Scanned) -> bool:
-        """Whether the record was synced for certain, to its end: a slave may sync a part of one."""
+        """True if the record was synced for certain, to its end: a slave may sync a part of one."""
         return record.position + record.size <= self.before or record.store_timestamp < self.before_ms
 
 
@@ -373,7 +373,7 @@ def check_end(
 
 
 def _page_lost(segments: Segments, position: int, stop: int) -> bool:
-    """Whether the record at `position` reads as one of which a power cut took a page away, or a sector."""
+    """True if the record at `position` reads as one of which a power cut took a page away, or a sector."""
     end = position - position % segments.file_size + segments.file_size
     border = position - position % SECTOR + SECTOR
     starts = [position, *range(border, min(stop, end), SECTOR)]

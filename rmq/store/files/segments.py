@@ -176,7 +176,7 @@ class Segments:
         return b"" if segment is None else segment.copy(at, min(size, self.file_size - at))
 
     def has(self, base: int) -> bool:
-        """Whether a file starts at `base`."""
+        """True if a file starts at `base`."""
         return bool(self.bases) and self.bases[0] <= base <= self.bases[-1]
 
     def write(self, address: int, data: bytes | bytearray | memoryview) -> None:

@@ -79,10 +79,10 @@ def test_a_ledger_asks_for_what_was_sent_behind_all_deletions() -> None:
     deletion.until, deletion.is_answered = 3.0, True
     ledger.acknowledge("T", "behind", 3.5, 3.6, (0, 0))
     assert ledger.missing("T", []) == ["behind"]
-    assert [one.body for one in ledger.gone("T")] == ["before"]
+    assert [one.body for one in ledger.deleted("T")] == ["before"]
     ledger.begin("T", 4.0)
     assert ledger.missing("T", []) == []
-    assert [one.body for one in ledger.gone("T")] == ["before"]
+    assert [one.body for one in ledger.deleted("T")] == ["before"]
 
 
 def test_rows_that_differ_are_a_violation() -> None:

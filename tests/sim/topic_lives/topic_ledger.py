@@ -68,8 +68,8 @@ class Ledger:
         until = max((one.until for one in self._deletions[topic]), default=-1.0)
         return [one for one in self._acknowledged[topic] if one.since > until]
 
-    def gone(self, topic: str) -> list[Acknowledged]:
-        """What went with earlier lives of the topic, but for what a broker may have put there late."""
+    def deleted(self, topic: str) -> list[Acknowledged]:
+        """The messages of earlier lives of the topic, without those that a broker may have stored later."""
         answered = [one.since for one in self._deletions[topic] if one.is_answered]
         since = max(answered, default=-1.0)
         return [one for one in self._acknowledged[topic] if one.place is not None and one.until < since]
@@ -85,7 +85,7 @@ class Ledger:
             if one.place is not None and one.place not in there[one.body]:
                 where = f"at {one.place}, as was answered, but at {sorted(there[one.body])}"
                 raise Violation(f"{host}: {one.body} of topic {topic} is not {where}")
-        for one in self.gone(topic):
+        for one in self.deleted(topic):
             if one.body in there:
                 raise Violation(f"{host}: {one.body} of a topic {topic} that was deleted is back")
 

@@ -25,11 +25,11 @@ def request(body: bytes = b"", *, oneway: bool = False) -> Command:
 
 
 class Echo(Endpoint):
-    """Answers each request with its body; counts what came and who went."""
+    """Answers each request with its body; keeps the chunks and the closed connections."""
 
     def __init__(self) -> None:
         self.chunks: list[list[bytes]] = []
-        self.gone: list[Connection] = []
+        self.closed: list[Connection] = []
 
     def handle(self, requests: list[Command], connection: Connection) -> None:
         self.chunks.append([request.body for request in requests])
@@ -38,7 +38,7 @@ class Echo(Endpoint):
                 connection.reply(request.reply(body=request.body))
 
     def on_close(self, connection: Connection) -> None:
-        self.gone.append(connection)
+        self.closed.append(connection)
 
     @property
     def bodies(self) -> list[bytes]:

@@ -124,7 +124,7 @@ async def test_cancelled_in_the_middle_of_a_frame(pair: tuple[Stream, Stream]) -
         await pair[0].send_all(encode(request(b"whole")) + encode(request(b"half"))[:20])
         await peer.receive()
         serving.cancel_scope.cancel()
-    assert echo.gone == [server]
+    assert echo.closed == [server]
     assert server.is_closed
     assert await peer.ended()
 
@@ -145,7 +145,7 @@ async def test_a_peer_that_vanishes_in_the_middle_of_a_frame(
     with trio.fail_after(10):
         await server.run()
     assert echo.bodies == [b"whole"]
-    assert echo.gone == [server]
+    assert echo.closed == [server]
     with pytest.raises(ConnectionLost):
         await server.call(request(), 1)
     nursery.cancel_scope.cancel()

@@ -395,9 +395,9 @@ async def test_several_connections_are_answered_in_turns_and_alone() -> None:
         await peers[1].send(request(b"again"))
         assert (await peers[1].receive(1))[0].body == b"again"
         await peers[1].stream.aclose()
-        while len(endpoint.gone) < 1:
+        while len(endpoint.closed) < 1:
             await trio.sleep(0)
-        assert [connection.reason for connection in endpoint.gone] == ["closed by the peer"]
+        assert [connection.reason for connection in endpoint.closed] == ["closed by the peer"]
 
 
 async def test_answers_larger_than_the_system_takes_come_whole() -> None:
@@ -429,9 +429,9 @@ async def test_a_bug_and_a_broken_frame_end_one_connection() -> None:
             await peer.receive(1)
         await peers[0].send(request(b"bug"))
         await peers[1].stream.send_all(b"\x00\x00\x00\x01")
-        while len(endpoint.gone) < 2:
+        while len(endpoint.closed) < 2:
             await trio.sleep(0)
-        assert sorted(connection.reason[:22] for connection in endpoint.gone) == [
+        assert sorted(connection.reason[:22] for connection in endpoint.closed) == [
             "a frame of 1 bytes can",
             "an unexpected error: Z",
         ]
@@ -538,11 +538,11 @@ async def test_connections_without_a_group_end_with_their_server_and_by_themselv
         first, second, third = endpoint.connections
         first.close("not wanted")
         await peers[1].stream.aclose()
-        while len(endpoint.gone) < 2:
+        while len(endpoint.closed) < 2:
             await trio.sleep(0)
-        assert set(endpoint.gone) == {first, second}
+        assert set(endpoint.closed) == {first, second}
         assert (first.reason, second.reason) == ("not wanted", "closed by the peer")
-    assert endpoint.gone[2:] == [third]
+    assert endpoint.closed[2:] == [third]
     assert third.reason == "cancelled"
 
 

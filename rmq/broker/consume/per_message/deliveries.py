@@ -128,7 +128,7 @@ class Deliveries:
 
     @property
     def has_pending(self) -> bool:
-        """Whether there is something to write to the journal."""
+        """True if there is something to write to the journal."""
         return self.ledger.has_pending
 
     @property
@@ -160,7 +160,7 @@ class Deliveries:
         return max(1, config.retry_max_times + 1), policy_of(config.group_retry_policy)
 
     def is_ordered(self, group: str) -> bool:
-        """Whether a group takes messages by message group, one after the other."""
+        """True if a group takes messages by message group, one after the other."""
         config = self._groups.table.get(group)
         return config is not None and bool(config.consume_message_orderly)
 
@@ -294,7 +294,7 @@ class Deliveries:
         self._look_on(held)
 
     def has_messages(self, request: TakeRequest, reading: Reading) -> bool:
-        """Whether a take may find something, as known without reading. Raises ResponseError."""
+        """True if a take may find something, as known without reading. Raises ResponseError."""
         self._reader.admit_take(request, reading)
         topic = self._table.get((request.consumer_group, request.topic))
         count = self._topics.table[request.topic].read_queue_nums

@@ -219,7 +219,7 @@ class Leases:
         self._report(outcomes, changes, on_done)
 
     def _is_unfinished(self, change: Change) -> bool:
-        """Whether the message of a lease that is gone will come again."""
+        """True if the message of a lease that is gone will come again."""
         queue, offset = change.queue, change.start
         is_dying = any(one.queue is queue and queue.has(one, offset) for one in self._dying)
         return not is_dying and offset not in queue.finished

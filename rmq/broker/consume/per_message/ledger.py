@@ -122,7 +122,7 @@ class Ledger:
 
     @property
     def has_pending(self) -> bool:
-        """Whether there is something to write."""
+        """True if there is something to write."""
         return bool(self._pieces)
 
     def add(self, queue: QueueDelivery) -> None:
@@ -249,7 +249,7 @@ class Ledger:
 
     @property
     def is_writing(self) -> bool:
-        """Whether anything of the ledger waits for the pending batch to be written."""
+        """True if anything of the ledger waits for the pending batch to be written."""
         return bool(self._writing or self._putting) or self._is_naming
 
     def written(self, *, is_written: bool = True) -> None:

@@ -42,11 +42,11 @@ class MessageGroups:
 
     @property
     def is_full(self) -> bool:
-        """Whether no more messages may wait."""
+        """True if no more messages may wait."""
         return self.held >= HELD_MAX
 
     def claim(self, key: bytes, offset: int) -> bool:
-        """Whether a message may be taken now, as the first of its group; else it waits."""
+        """True if a message may be taken now, as the first of its group; else it waits."""
         if key not in self._waiting:
             self._waiting[key] = None
             return True

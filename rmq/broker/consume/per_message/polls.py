@@ -52,7 +52,7 @@ class HeldTake:
     holders: Holders = NOBODY
     is_answered_at_stop: bool = True
     asks_only: bool = False
-    """Whether it is answered, without messages, as soon as there is one."""
+    """True if it is answered, without messages, as soon as there is one."""
     is_answered: bool = False
 
 

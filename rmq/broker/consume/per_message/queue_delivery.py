@@ -153,7 +153,7 @@ class QueueDelivery:
 
     @property
     def is_out(self) -> bool:
-        """Whether messages are leased, or are to come again."""
+        """True if messages are leased, or are to come again."""
         return bool(self.leased or self.waiting or self.ready or (self.groups and self.groups.free))
 
     def set_order(self, in_order: bool) -> bool:
@@ -222,7 +222,7 @@ class QueueDelivery:
         return None
 
     def is_leased(self, offset: int) -> bool:
-        """Whether any lease has the message."""
+        """True if any lease has the message."""
         return any(self.has(batch, offset) for batch in self._blocks.get(offset // BLOCK, ()))
 
     def attempts(self, offset: int) -> int:
@@ -233,7 +233,7 @@ class QueueDelivery:
 
     @staticmethod
     def has(batch: Batch, offset: int) -> bool:
-        """Whether a batch has a message."""
+        """True if a batch has a message."""
         at = offset - batch.start
         return at >= 0 and bool(batch.mask >> at & 1)
 

@@ -33,7 +33,7 @@ class RetryPolicy:
 
     @property
     def is_exponential(self) -> bool:
-        """Whether the delays grow by a factor."""
+        """True if the delays grow by a factor."""
         return self.initial_ms > 0
 
     def delay_ms(self, attempt: int) -> int:

@@ -128,17 +128,17 @@ class Taking:
 
     @property
     def is_full(self) -> bool:
-        """Whether it gets no more."""
+        """True if it gets no more."""
         return self.left <= 0 or self.bytes_left <= 0
 
     @property
     def takes_no_new(self) -> bool:
-        """Whether it gets no more messages that are not out already."""
+        """True if it gets no more messages that are not out already."""
         return self.is_full or self.new >= self.fresh
 
     @property
     def has_read_enough(self) -> bool:
-        """Whether a take with a chooser has looked at as many new messages as it may."""
+        """True if a take with a chooser has looked at as many new messages as it may."""
         return self.chooser is not None and self.new >= self.may_read
 
 
@@ -506,7 +506,7 @@ def _chosen(
 
 
 def _is_chosen(chooser: Chooser, record: Bytes) -> bool:
-    """Whether a consumer takes a message. A chooser that fails takes none: its door's bug must not end the
+    """True if a consumer takes a message. A chooser that fails takes none: its door's bug must not end the
     commit, of others, in which it is asked."""
     try:
         (message,) = decode_records(memoryview(record))

@@ -43,16 +43,16 @@ class PreferredReplica:
         self._was_here = False
 
     def applies_to(self, language: str) -> bool:
-        """Whether clients of this language get a preferred replica."""
+        """True if clients of this language get a preferred replica."""
         return language in self._languages()
 
     def is_here(self) -> bool:
-        """Whether long polls may wait at this replica: a slave in sync, or a master with a lease and without
+        """True if long polls may wait at this replica: a slave in sync, or a master with a lease and without
         such slaves."""
         return self._is_slave_in_sync() or (self._manager.has_lease() and not self._slaves())
 
     def has_left(self) -> bool:
-        """Whether this replica was preferred at the last call, and is not now."""
+        """True if this replica was preferred at the last call, and is not now."""
         before, self._was_here = self._was_here, self.is_here()
         return before and not self._was_here
 

@@ -411,7 +411,7 @@ class ReplicaManager:
 
     @property
     def is_elected(self) -> bool:
-        """Whether this broker is to be the master."""
+        """True if this broker is to be the master."""
         return self.number != 0 and self.master_number == self.number
 
     @property
@@ -499,7 +499,7 @@ class ReplicaManager:
 
     @property
     def stepping_down(self) -> bool:
-        """Whether another is wanted as master of the epoch that this broker leads."""
+        """True if another is wanted as master of the epoch that this broker leads."""
         return self._stepping_down == self._replica.epoch and self.is_elected
 
     def close(self) -> None:
@@ -508,7 +508,7 @@ class ReplicaManager:
 
     @property
     def is_closed(self) -> bool:
-        """Whether a response to a commit or a lock could be lost with the epoch, because another master is
+        """True if a response to a commit or a lock could be lost with the epoch, because another master is
         about to be elected."""
         return self._replica.has_stepped_down or (self.stepping_down and self._closed == self._replica.epoch)
 
@@ -517,7 +517,7 @@ class ReplicaManager:
         self._replica.step_down()
 
     def has_lease(self) -> bool:
-        """Whether this broker is the master now, with a lease."""
+        """True if this broker is the master now, with a lease."""
         return self._replica.is_master(self._clock())
 
     def refusal(self) -> str:

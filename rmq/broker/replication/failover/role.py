@@ -30,7 +30,7 @@ class FailoverReplica(Role):
         return self.manager.refusal() if self.epoch else SLAVE_REFUSAL
 
     def has_lease(self) -> bool:
-        """Whether the controllers granted a lease to this master. A slave answers without a lease."""
+        """True if the controllers granted a lease to this master. A slave answers without a lease."""
         return not self.epoch or self.manager.has_lease()
 
     def refuses_commits(self) -> bool:
@@ -80,7 +80,7 @@ class FailoverReplica(Role):
         return self.manager.awaited() if self.epoch else frozenset()
 
     def is_lagging(self, number: int) -> bool:
-        """Whether the slave is not in sync."""
+        """True if the slave is not in sync."""
         return bool(self.epoch) and number not in self.manager.in_sync
 
     def answers_for_slaves(self) -> bool:
@@ -126,7 +126,7 @@ class FailoverReplica(Role):
 
     @property
     def stays(self) -> bool:
-        """Whether the service ends only to begin again in another role."""
+        """True if the service ends only to begin again in another role."""
         return self.manager.stays
 
     def rows(self) -> dict[str, str]:

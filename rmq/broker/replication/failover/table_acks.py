@@ -84,7 +84,7 @@ class TableAcks:
         return True
 
     def is_awaited(self, table: str, serial: int) -> bool:
-        """Whether a client waits for a change after that one."""
+        """True if a client waits for a change after that one."""
         last = self._waiting.last(table)
         return last is not None and last.value.serial > serial
 
@@ -109,7 +109,7 @@ class TableAcks:
         return self._waiting.deadline
 
     def is_in_time(self, session: MasterSession) -> bool:
-        """Whether a slave has every answered change, and every change that a client has waited for long."""
+        """True if a slave has every answered change, and every change that a client has waited for long."""
         since = self._clock() - LACKING_SECONDS
         return all(session.rows_had(table) >= serial for table, serial in self._answered.items()) and all(
             at > since or session.rows_had(table) >= serial for table, (serial, at) in self._lacking.items()

@@ -1,1 +1,1 @@
-"""Messages in the hands of handlers: their outcomes, time-outs and rates."""
+"""Messages in flight: their outcomes, time-outs and rates."""

@@ -11,12 +11,12 @@ from attrs import define, field, frozen
 from rmq.protocol.bodies import ConsumeStatus
 
 SAMPLES: Final = 3
-"""One is taken with each heartbeat, so that rates are those of the last one to one and a half minutes."""
+"""A sample is taken with each heartbeat, so rates are those of the last one to one and a half minutes."""
 
 
 @frozen
 class Count:
-    """Of one topic, since the start: messages pulled, done with, and failed."""
+    """Counts of one topic since the start: messages pulled, done, and failed."""
 
     pulled: int = 0
     finished: int = 0
@@ -25,22 +25,22 @@ class Count:
 
 @define
 class ConsumeMetrics:
-    """Counts of each topic, and samples of them, of which rates are made. `now` is in seconds."""
+    """Counts of each topic, and samples of them, from which rates are computed. `now` is in seconds."""
 
     pulled: dict[str, int] = field(factory=dict)
     failed: dict[str, int] = field(factory=dict)
     _samples: deque[tuple[float, dict[str, Count]]] = field(factory=lambda: deque(maxlen=SAMPLES))
 
     def pull(self, topic: str, count: int) -> None:
-        """A pull has brought messages."""
+        """Count the messages of a pull."""
         self.pulled[topic] = self.pulled.get(topic, 0) + count
 
     def failure(self, topic: str) -> None:
-        """The handler of a message has failed."""
+        """Count a failed handler."""
         self.failed[topic] = self.failed.get(topic, 0) + 1
 
     def sample(self, now: float, pending: Mapping[str, int]) -> None:
-        """Remember this moment. `pending`: topic -> messages pulled and not done with."""
+        """Take a sample. `pending`: topic -> messages pulled and not done."""
         self._samples.append((now, self._counts(self.pulled, pending)))
 
     def of(self, topics: Iterable[str], now: float, pending: Mapping[str, int]) -> dict[str, ConsumeStatus]:

@@ -1,4 +1,4 @@
-"""Delivery: one message in the hands of the application, until its outcome is known."""
+"""Delivery: one message in flight, until its outcome is known."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ log = logging.getLogger("rmq.client.delivery")
 class Delivery:
     """A message, to be consumed inside `async with delivery as message`.
 
-    A normal exit means consumed. An `Exception` is logged and the message goes back for a retry (`Retry` sets
+    A normal exit acknowledges the message. An `Exception` is logged and the message is retried (`Retry` sets
     the delay); the exception is swallowed, or raised with `on_error="raise"`. At the end of the block context
     variables have their values of its beginning. Cancelled: not consumed; if the consumer stays open, the
     message is redelivered locally.
@@ -54,7 +54,7 @@ class Delivery:
         return self.begin()
 
     def begin(self) -> StoredMessage:
-        """What the block begins with, for a block in another thread that has no loop."""
+        """The first part of the block, for a block in another thread without a loop."""
         if not self._is_open:
             raise LocalProtocolError("this delivery was already used: enter each delivery once")
         deliveries = self._deliveries
@@ -90,7 +90,7 @@ class Delivery:
         return False
 
     def done(self) -> None:
-        """Acknowledge the message, before the end of the block or without a block. Repeating has no
+        """Acknowledge the message, before the end of the block or without a block. A second call has no
         effect."""
         if self._is_open:
             self._is_open = False
@@ -100,19 +100,19 @@ class Delivery:
             window.finish(message.queue_offset)
 
     async def retry(self, delay_level: int = 0, *, after: float | None = None) -> None:
-        """Nack: send the message back. `after` and `delay_level` are `Retry`'s; -1: the dead letters.
-        Cancelled: the message is redelivered locally, or sent back."""
+        """Nack the message. `after` and `delay_level` are `Retry`'s; -1: the dead letters. Cancelled: the
+        message is redelivered, locally or by the broker."""
         asked = Delay.requested(delay_level, after)
         if self._is_open:
             self._is_open = False
             await self._deliveries.failed(self._pulled, None, asked)
 
     def extend(self, seconds: float | None = None) -> bool:
-        """Extend the time: a message that is not consumed within `consume_timeout_ms` is sent back, and this
-        time starts again now, or is `seconds` for once. To be called inside the block.
+        """Extend the time of the message: a message that is not acknowledged within `consume_timeout_ms` is
+        redelivered. The time starts again now, or is `seconds` for once. Call this inside the block.
 
-        False when it comes too late: the message was sent back, or its queue belongs to another member, which
-        gets the message too. Raises InvalidType, ConfigError.
+        False when the call comes too late: the message is redelivered, or its queue belongs to another
+        member, which gets the message too. Raises InvalidType, ConfigError.
         """
         if seconds is not None:
             check_number("seconds", seconds, 0, whole=False)

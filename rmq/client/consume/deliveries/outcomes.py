@@ -1,8 +1,8 @@
 """Deliveries: the messages of a consumer that are in flight, and their outcomes.
 
-A message is finished; or it has failed, and is sent back to its broker, which redelivers it by the group's
-retry topic, or, ordered, stays in front of its queue and is redelivered locally. A message that takes too
-long counts as failed.
+A message is finished, or has failed. A failed message is sent back to its broker, which redelivers it by the
+group's retry topic; a failed message of an ordered consumer stays in front of its queue and is redelivered
+locally. A message that takes too long counts as failed.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from rmq.remoting.loop import Wakeup
 log = logging.getLogger("rmq.client.delivery")
 
 TIMEOUT_DELAY_LEVEL: Final = 3
-"""What takes too long is sent back with this delay, as RocketMQ does."""
+"""The delay level of a message that took too long, as in RocketMQ."""
 
 
 class Deliveries:
@@ -74,13 +74,13 @@ class Deliveries:
         self._dispatch = dispatch
         self._metrics = metrics
         self.came = Wakeup()
-        """Rung when a pull has brought messages."""
+        """Set when a pull has brought messages."""
         self._empty: anyio.Event | None = None  # only while tasks wait: `release` runs for each message
 
     # --- in flight ---
 
     def hold(self, one: InFlight) -> None:
-        """A task or delivery begins with some messages."""
+        """Note that a task or delivery begins with some messages."""
         self.timeouts.in_flight.add(one)
 
     def extend(self, message: PulledMessage, seconds: float | None) -> bool:
@@ -95,7 +95,7 @@ class Deliveries:
         return True
 
     def release(self, one: InFlight) -> None:
-        """It holds none any more."""
+        """Note that a task or delivery holds no messages any more."""
         one.messages = ()
         self.timeouts.in_flight.discard(one)
         if self._empty is not None and not self.timeouts.in_flight:
@@ -104,11 +104,11 @@ class Deliveries:
 
     @property
     def in_flight(self) -> list[PulledMessage]:
-        """What handlers and deliveries have in hand."""
+        """The messages of handlers and deliveries."""
         return [message for one in list(self.timeouts.in_flight) for message in one.messages]
 
     async def watch_stalls(self, windows: Callable[[], Iterable[ProcessQueue]]) -> None:
-        """Warn of what does not get on, until cancelled; see `Stalls`."""
+        """Warn of messages and queues without progress, until cancelled; see `Stalls`."""
         stalls = self.stalls
         if not stalls.seconds:
             return
@@ -124,19 +124,19 @@ class Deliveries:
                 log.info("%s: resumed after offset %d of %s", self.group, place[1], place[0])
 
     async def drained(self) -> None:
-        """Return when nothing is in flight. Any number of tasks may wait."""
+        """Wait until nothing is in flight. Any number of tasks may wait."""
         while self.timeouts.in_flight:
             self._empty = empty = self._empty or anyio.Event()
             await empty.wait()
 
-    # --- what becomes of a message ---
+    # --- outcome of a message ---
 
     async def failed(
         self, message: PulledMessage, error: Exception | None, asked: Delay | None = None
     ) -> None:
         """Handle a failed delivery: retry through the broker, or redeliver locally (ordered). `error` is None
-        after an explicit nack, whose `asked` is the delay. Cancelled: the message is redelivered locally, or
-        sent back."""
+        after an explicit nack, whose delay is `asked`. Cancelled: the message is redelivered locally, or sent
+        back."""
         if isinstance(error, AskerGone):
             log.info("%s: message %s: %s", self.group, message.message_id, error)
             _window(message).finish(message.queue_offset)
@@ -150,7 +150,8 @@ class Deliveries:
             await self._send_back(message, _window(message), delay, reason_text(error))
 
     async def nack_all(self, messages: Sequence[PulledMessage], error: Exception | None) -> None:
-        """`failed` for messages taken together. Cancelled: messages not sent back yet are postponed."""
+        """Handle failed messages that were taken together, as `failed` does. Cancelled: messages not sent
+        back yet are postponed."""
         for number, message in enumerate(messages):
             try:
                 await self.failed(message, error)
@@ -164,7 +165,7 @@ class Deliveries:
             self._dispatch.schedule_redelivery(message)
 
     def raises(self, error: Exception) -> bool:
-        """Whether an error of a handler is raised by `run`, or by the block of a delivery."""
+        """True if an error of a handler is raised by `run`, or by the block of a delivery."""
         if isinstance(error, InvalidBody):
             return True
         return self._options.on_error == "raise" and not isinstance(error, (Retry, AskerGone))
@@ -174,8 +175,8 @@ class Deliveries:
         until, now_ms = asker_waits_until(message), self._session.now_ms()
         if until is None or until > now_ms:
             return False
-        # A warning: where the clocks of hosts differ by more than a request's time to live, all would go this
-        # way.
+        # A warning: where the clocks of hosts differ by more than a request's time to live, all requests
+        # would end this way.
         late = (now_ms - until) / 1000
         log.warning("%s: request %s expired %g s before its delivery", self.group, message.message_id, late)
         _window(message).finish(message.queue_offset)
@@ -206,18 +207,18 @@ class Deliveries:
         return then if limit is None else f"{then} (attempt {times + 2} of {limit + 1})"
 
     def _suspended_seconds(self, delay: Delay) -> float:
-        """How long a message of an ordered consumer holds up its queue."""
+        """Seconds for which a message of an ordered consumer holds up its queue."""
         return self._session.config.suspend_queue_ms / 1000 if delay.seconds is None else delay.seconds
 
     async def _send_back(
         self, message: PulledMessage, window: ProcessQueue, delay: Delay, reason: str
     ) -> None:
-        """Have the broker redeliver a message; if the broker refuses, redeliver it locally after a while."""
+        """Let the broker redeliver a message; if the broker refuses, redeliver it locally after a while."""
         if self._options.broadcasting:
             window.finish(message.queue_offset)
             return
         if window.is_dropped or message.queue_offset not in window:
-            return  # its queue is somebody else's, who gets it again
+            return  # its queue is another member's, which gets the message again
         limit = self._max_reconsume_times
         try:
             await self._session.brokers.send_back(
@@ -239,7 +240,7 @@ class Deliveries:
         return self._session.config.max_reconsume_times if limit is None else limit
 
     async def _on_timeout(self, message: PulledMessage) -> None:
-        """Send back a message whose handler does not end; the handler goes on, and its end means nothing."""
+        """Send back a message whose handler does not end; the handler runs on, and its end has no effect."""
         seconds = self.timeouts.seconds
         log.warning("%s: %s has been in its handler for more than %g s", self.group, named(message), seconds)
         window, options = _window(message), self._options
@@ -261,8 +262,8 @@ class Deliveries:
     async def _retry_in_place(
         self, message: PulledMessage, window: ProcessQueue, delay: Delay, reason: str
     ) -> None:
-        """Redeliver the message before all others of its queue; after too many tries, or a give-up, move it
-        to the dead letters instead."""
+        """Redeliver the message before all others of its queue; after too many tries, or a nack without
+        retry, make it a dead letter instead."""
         limit = self._options.retries
         if not window.is_dropped and not self._options.broadcasting:
             is_spent = limit is not None and message.reconsume_times >= limit
@@ -273,7 +274,7 @@ class Deliveries:
         self._dispatch.schedule_redelivery(message, self._suspended_seconds(delay))
 
     async def _send_to_dead_letters(self, message: PulledMessage, reason: str) -> bool:
-        """False when that failed; the message then goes on holding up its queue."""
+        """Make the message a dead letter. False when that failed; the message still holds up its queue."""
         try:
             queue = MessageQueue(retry_topic(self.group), message.broker_name, 0)
             await self._sender.send(self._dead_letter(message, queue.topic, reason), queue)

@@ -11,19 +11,19 @@ from attrs import define, field
 from rmq.client.consume.message_view import PulledMessage
 
 SCANS: Final = 15
-"""How often a message is looked at before it has taken too long."""
+"""Looks at a message before it has taken too long."""
 
 
 @define(eq=False)
 class InFlight:
-    """The messages that a task, or a delivery, is consuming."""
+    """The messages of one task or delivery."""
 
     messages: Sequence[PulledMessage] = ()
 
 
 @define(eq=False)
 class ConsumeTimeouts:
-    """Checks the messages being consumed at intervals; `on_timeout(message)` is called for each that takes
+    """Checks the messages in flight at intervals; `on_timeout(message)` is called for each message that takes
     too long. Times count from the first check, so that taking a message costs nothing."""
 
     seconds: float
@@ -32,18 +32,18 @@ class ConsumeTimeouts:
     _since: dict[int, tuple[PulledMessage, float]] = field(factory=dict)
 
     async def watch(self) -> None:
-        """Look until cancelled."""
+        """Check at intervals until cancelled."""
         while True:
             await anyio.sleep(self.seconds / SCANS)
             for message in self.scan(anyio.current_time()):
                 await self.on_timeout(message)
 
     def extend(self, message: PulledMessage, until: float) -> None:
-        """Let a message take until then."""
+        """Let a message take until the time `until`."""
         self._since[id(message)] = message, until - self.seconds
 
     def scan(self, now: float) -> list[PulledMessage]:
-        """What has taken too long by now; each message is given once."""
+        """The messages that have taken too long; each message is given once."""
         before, self._since = self._since, {}
         late: list[PulledMessage] = []
         for message in [message for one in list(self.in_flight) for message in one.messages]:

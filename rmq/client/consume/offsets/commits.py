@@ -21,7 +21,7 @@ log = logging.getLogger("rmq.client.assignments")
 
 
 class Commits:
-    """Tells the offsets of one consumer's queues, one request at a time to each broker."""
+    """Commits the offsets of one consumer's queues, one request at a time to each broker."""
 
     def __init__(
         self,
@@ -39,12 +39,13 @@ class Commits:
         self._locks = locks
 
     def allows(self, queue: MessageQueue) -> bool:
-        """Whether this member may commit the queue now."""
+        """True if this member may commit the queue now."""
         return self._locks is None or self._locks.is_ours(queue)
 
     async def commit(self, windows: Iterable[ProcessQueue], *, last: bool = False) -> None:
-        """Tell the brokers, or the file, how far the windows are. A failure is logged, and the offset told
-        with the next commit. `last`: the queue is given up; nothing is told then without `auto_commit`."""
+        """Commit the progress of the windows, to the brokers or the file. A failure is logged, and the offset
+        follows with the next commit. `last`: the queue is given up; without `auto_commit` nothing is
+        committed in this case."""
         if last and not self._options.auto_commit:
             return
         if self._local is not None:
@@ -56,7 +57,7 @@ class Commits:
             return
         by_broker: dict[str, list[ProcessQueue]] = {}
         for window in windows:
-            # What the broker knows already is not told again.
+            # An offset that the broker has already is not sent again.
             if window.commit_offset != window.committed and self.allows(window.queue):
                 by_broker.setdefault(window.queue.broker_name, []).append(window)
         if not by_broker:
@@ -71,8 +72,8 @@ class Commits:
         try:
             for window in windows:
                 if window.is_dropped and not last:
-                    # Given up while this commit waited for its turn: the member that has the queue now may
-                    # have committed more, and ours would set the group back. A queue that is given up has
+                    # Given up while this commit waited for its turn: the present member of the queue may have
+                    # committed more, and our commit would set the group back. A queue that is given up has
                     # one last commit, before it is unlocked.
                     continue
                 # Read before the request goes out: messages end while it is on its way.
@@ -84,7 +85,7 @@ class Commits:
                     await self._session.brokers.update_offset(
                         self._group, window.queue, queue_offset, window.topic_created_ms
                     )
-                except ResponseError as error:  # of this queue: its topic was deleted, say
+                except ResponseError as error:  # of this queue: for example, its topic was deleted
                     refused = error
                 else:
                     window.committed = queue_offset

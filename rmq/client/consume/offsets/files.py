@@ -1,7 +1,7 @@
 """The offsets of a broadcasting member, in a file: `offsets.json` below ``<offsets_dir>/<client>/<group>/``.
 
-The file has the form of the Java client's, so that either client goes on where the other stopped. The file is
-replaced as a whole; its predecessor stays as ``offsets.json.bak``.
+The file has the form of the Java client's, so that either client continues where the other stopped. The file
+is replaced as a whole; its predecessor stays as ``offsets.json.bak``.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ log = logging.getLogger("rmq.client.assignments")
 
 WINDOWS_FORBIDS: Final = '<>:"/\\|?*'
 DEFAULT_DIR: Final = ".rocketmq_offsets"
-"""In the home directory; where Java's clients have it."""
+"""In the home directory, as Java's clients have it."""
 
 
 def offsets_path(directory: str, client: str, group: str) -> pathlib.Path:
-    """Where the offsets of a client's group lie."""
+    """The path of the offsets of a client's group."""
     root = pathlib.Path(directory) if directory else pathlib.Path.home() / DEFAULT_DIR
     return root / _folder(client) / _folder(group) / "offsets.json"
 
@@ -41,7 +41,7 @@ NO_CREATIONS: Final[Mapping[MessageQueue, int]] = {}
 
 
 class LocalOffsets:
-    """The offsets in a file. A file that cannot be read is as good as none, but for a warning."""
+    """The offsets in a file. A file that cannot be read counts as missing, with a warning."""
 
     def __init__(self, path: pathlib.Path) -> None:
         self.path = path
@@ -49,22 +49,22 @@ class LocalOffsets:
         self._offsets, self._created_ms = self._load(path) or self._load(self._backup) or ({}, {})
 
     def get(self, queue: MessageQueue) -> int | None:
-        """Where to go on in the queue; None when it was never read."""
+        """The next offset of the queue; None when it was never read."""
         return self._offsets.get(queue)
 
     def created_ms(self, queue: MessageQueue) -> int | None:
-        """The creation of the topic that this offset belongs to; None when the file does not say it."""
+        """The creation of the topic that this offset belongs to; None when the file does not have it."""
         return self._created_ms.get(_key(queue))
 
     def has(self, topic: str) -> bool:
-        """Whether any queue of the topic was read."""
+        """True if any queue of the topic was read."""
         return any(offset > 0 for queue, offset in self._offsets.items() if queue.topic == topic)
 
     def update(
         self, offsets: Mapping[MessageQueue, int], created_ms: Mapping[MessageQueue, int] = NO_CREATIONS
     ) -> None:
-        """Take these offsets, and the creations of their topics where they are known, and write the file, if
-        anything is new. What fails is logged."""
+        """Take these offsets, and the known creations of their topics, and write the file if anything is new.
+        A failure is logged."""
         made = {_key(queue): created_ms[queue] for queue in offsets if queue in created_ms}
         if offsets.items() <= self._offsets.items() and made.items() <= self._created_ms.items():
             return

@@ -17,7 +17,7 @@ log = logging.getLogger("rmq.client.assignments")
 
 
 class Starts:
-    """The first offsets of one consumer's queues: of the group, or as `consume_from` says."""
+    """The first offsets of one consumer's queues: the group's, or by `consume_from`."""
 
     def __init__(
         self, session: Session, group: str, options: ConsumerOptions, local: LocalOffsets | None
@@ -31,7 +31,8 @@ class Starts:
         """The queues that topics had when the group was found to be new in them."""
 
     async def first_position(self, queue: MessageQueue) -> tuple[int, int | None]:
-        """Where to begin, and the creation (ms) of the topic that this offset belongs to, if it is known."""
+        """The first offset, and the creation (ms) of the topic that this offset belongs to, if it is
+        known."""
         # The creation comes with the offset or before, never after: an offset that belongs to an earlier
         # topic would pass for an offset of the present topic, and skip messages.
         stored, created_ms = await self._session.brokers.query_position(self._group, queue)
@@ -43,9 +44,9 @@ class Starts:
         return await self._first_offset(queue), created_ms
 
     async def _first_offset(self, queue: MessageQueue) -> int:
-        """Where to begin in a queue without an offset of the group: where `consume_from` says."""
+        """The first offset in a queue without an offset of the group, by `consume_from`."""
         options, brokers = self._options, self._session.brokers
-        # A new group's retry topic begins at its start: what is there is the group's own.
+        # A new group's retry topic is read from its start: its messages are the group's own.
         is_retry = queue.topic.startswith(RETRY_PREFIX)
         if options.consume_from == "first" or (is_retry and options.consume_from == "last"):
             return 0
@@ -56,8 +57,9 @@ class Starts:
         return await brokers.max_offset(queue)
 
     async def _is_known(self, queue: MessageQueue) -> bool:
-        """Whether the group has an offset in another queue of the topic: the group is not new, and the queue
-        is. A queue is added, usually with another broker, while no member is connected to begin with it.
+        """True if the group has an offset in another queue of the topic: in this case the group is not new,
+        and the queue is. A queue is added, usually with another broker, while no member is connected to begin
+        with it.
 
         A new group stays new in the present queues of the topic, whenever this member begins with them,
         although it soon has offsets in some. Raises as `Brokers.query_offset`.

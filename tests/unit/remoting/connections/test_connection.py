@@ -241,7 +241,7 @@ async def test_close_ends_calls_at_once_and_sends_what_waits(autojump_clock: Moc
         (asked,) = await link.peer.receive()
         assert asked.body == b"x" * 500
         assert await link.peer.ended()
-        assert link.endpoint.gone == [link.connection]
+        assert link.endpoint.closed == [link.connection]
         with pytest.raises(ConnectionLost):
             await link.connection.call(request(), 1)
 
@@ -349,4 +349,4 @@ async def test_an_answer_while_the_connection_is_being_cancelled_is_dropped(
             await trio.lowlevel.checkpoint()
         assert endpoint.connection is not None
         endpoint.connection.reply(endpoint.requests[0].reply())
-    assert endpoint.gone == [endpoint.connection]
+    assert endpoint.closed == [endpoint.connection]

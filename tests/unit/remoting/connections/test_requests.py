@@ -253,7 +253,7 @@ async def test_a_bug_of_the_endpoint_ends_the_connection_and_is_logged(
         await wait_all_tasks_blocked()
         await link.peer.send(request())
         await link.ended.wait()
-        assert link.endpoint.gone == [link.connection]
+        assert link.endpoint.closed == [link.connection]
         (record,) = caplog.records
         assert record.exc_info is not None
         assert record.levelno == logging.ERROR
@@ -292,7 +292,7 @@ async def test_a_stream_that_fails_in_an_unknown_way_ends_the_connection_and_is_
         link.connection.reply(asked.reply(body=b"y" * 500))
         with trio.fail_after(60):
             await link.ended.wait()
-        assert link.endpoint.gone == [link.connection]
+        assert link.endpoint.closed == [link.connection]
         assert "a bug" in caplog.text
 
 
@@ -374,7 +374,7 @@ async def test_nonsense_ends_the_connection_with_a_logged_reason(
         await link.peer.stream.send_all(nonsense + b"\x00" * 8)
         assert await link.peer.ended()
         await link.ended.wait()
-        assert link.endpoint.gone == [link.connection]
+        assert link.endpoint.closed == [link.connection]
         (record,) = caplog.records
         assert record.levelno == logging.WARNING
         assert link.connection.peer_address in record.message

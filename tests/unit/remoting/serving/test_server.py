@@ -193,7 +193,7 @@ async def test_peers_that_fail_end_only_themselves(
         assert (await good.receive())[0].body == b"still here"
         assert len(caplog.records) == 2
         assert all(stream.local in caplog.text for stream in bad[1:3])
-        assert len(echo.gone) == 2  # those that spoke frames
+        assert len(echo.closed) == 2  # those that spoke frames
 
 
 async def test_one_connection_too_many_is_refused(
@@ -252,7 +252,7 @@ async def test_idle_connections_are_closed_by_one_task(autojump_clock: MockClock
             assert 120 <= trio.current_time() - began <= 131
             nursery.cancel_scope.cancel()
         await trio.sleep(1)
-        assert len(echo.gone) == 3
+        assert len(echo.closed) == 3
         assert trio.lowlevel.current_statistics().tasks_living == tasks - 3  # each was one task
         await busy.send(request())
         await busy.receive()
@@ -331,7 +331,7 @@ async def test_what_is_in_the_outboxes_is_sent_when_the_service_ends(autojump_cl
                 answers.extend(await peer.receive())
 
             nursery.start_soon(receive)
-        assert endpoint.gone == [connection]
+        assert endpoint.closed == [connection]
     assert [len(answer.body) for answer in answers] == [1000]
 
 
@@ -481,7 +481,7 @@ async def test_a_websocket_that_fails_later_ends_only_itself(
                 await stream._stream.send_all(nonsense)  # type: ignore[attr-defined]
                 assert await peer.ended()
         assert await echoes(network, address)
-    assert len(echo.gone) == 3
+    assert len(echo.closed) == 3
 
 
 async def test_a_real_socket_that_is_reset(caplog: pytest.LogCaptureFixture) -> None:
@@ -495,7 +495,7 @@ async def test_a_real_socket_that_is_reset(caplog: pytest.LogCaptureFixture) -> 
         stream._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
         await stream.aclose()
         with trio.fail_after(10):
-            while not echo.gone:
+            while not echo.closed:
                 await trio.sleep(0.001)
         assert await echoes(network, address)
 
