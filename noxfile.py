@@ -336,7 +336,8 @@ def fuzz_engine(session: nox.Session) -> None:
     client = ("tests/unit/client/reading/test_message_view.py", "tests/unit/client/produce/test_pipeline.py")
     spark = "tests/spark/formats/test_plain_records.py"
     engines = ("tests/stateful/test_engines.py", "tests/stateful/test_signed_engines.py")
-    tests = (*engines, "tests/stateful/test_many_runs.py", *client, spark)
+    runs = ("tests/stateful/test_many_runs.py", "tests/stateful/test_pull_runs.py")
+    tests = (*engines, *runs, *client, spark)
     session.run("python", "-m", "pytest", *tests, *session.posargs, env=watched | seeds)
 
 

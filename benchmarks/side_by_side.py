@@ -54,7 +54,7 @@ class Work:
 
     name: str
     text: str
-    client: str  # "pipelined" or "java"
+    client: str  # "pipelined", "pulls" or "java"
     arguments: tuple[str, ...]
     latency: bool = False
 
@@ -76,14 +76,20 @@ WORKS = (
     Work("c-32", "C client, 32 connections x 1 in flight", "pipelined", ("json", "128", "1", "32", "0")),
     Work("c-100", "C client, 100 connections x 16 in flight", "pipelined", ("json", "128", "16", "100", "0")),
     Work("one", "C client, one at a time, 128 B", "pipelined", ("json", "128", "1", "1", "0"), latency=True),
+    Work("pull-1", "C client, pulls of 1 x 1 KB, one at a time", "pulls", ("1", "1"), latency=True),
+    Work("pull-32", "C client, pulls of 32 x 1 KB, one at a time", "pulls", ("32", "1"), latency=True),
+    Work("pull-32-8", "C client, pulls of 32 x 1 KB, 8 in flight", "pulls", ("32", "8")),
+    Work("pull-256", "C client, pulls of 256 x 1 KB, one at a time", "pulls", ("256", "1"), latency=True),
     Work("sync-1", "Java client, sync, 1 thread, 128 B", "java", ("sync", "128", "1")),
     Work("sync-32", "Java client, sync, 32 threads, 128 B", "java", ("sync", "128", "32")),
     Work("async", "Java client, async, 128 B", "java", ("async", "128", "1")),
     Work("push", "Java push consumer, backlog of 200,000 x 1 KB", "java", ("push", "200000")),
     Work("pull", "Java pull consumer, backlog of 200,000 x 1 KB", "java", ("pull", "200000")),
 )
-BACKLOGS = ("push", "pull")
+BACKLOGS = ("push", "pull", "pull-1", "pull-32", "pull-32-8", "pull-256")
 """Works that read what was written before."""
+PULLED = 100_000
+"""Messages that the C client's pulls read round and round."""
 
 
 @attrs.frozen
@@ -173,6 +179,11 @@ class Bench:
             address = ("127.0.0.1", str(target.port))
             arguments = (*address, serialization, size, window, connections, *times, batch, topic)
             return [str(self.pipelined), *arguments]
+        if work.client == "pulls":
+            most, window = work.arguments
+            address = ("127.0.0.1", str(target.port))
+            arguments = (*address, "pull", most, window, "1", *times, "0", topic, str(PULLED // 4))
+            return [str(self.pipelined), *arguments]
         if work.name in BACKLOGS:
             arguments = (target.namesrv, work.name, topic, work.arguments[1])
         else:
@@ -194,7 +205,7 @@ class Bench:
             "120",
             "0",
             f"bench-{work.name}",
-            work.arguments[1],
+            str(PULLED) if work.client == "pulls" else work.arguments[1],
         )
         self.processes.start([str(self.pipelined), *arguments], "fill").finish(130)
 

@@ -1,11 +1,13 @@
-/* pipelined: a client that keeps a window of send requests in flight on each connection.
+/* pipelined: a client that keeps a window of requests in flight on each connection: sends, or pulls.
  *
  *   pipelined HOST PORT json|binary SIZE WINDOW CONNECTIONS WARM SECONDS BATCH TOPIC [COUNT]
+ *   pipelined HOST PORT pull MESSAGES WINDOW CONNECTIONS WARM SECONDS 0 TOPIC COUNT
  *
  * Speaks to a broker directly. Requests are built once for each of four queues; only the request
  * number is patched in. BATCH 0 sends single messages (code 310), BATCH n sends n in one request
  * (code 320). With COUNT it ends after that many messages instead. The topic is made by the first
- * send. Prints {"event":"measuring"} when the warm-up is over and one line of results at the end. */
+ * send. A pull asks for so many MESSAGES, of the four queues in turn, from their first offset to COUNT
+ * messages in each of them, and then from the first again. Prints {"event":"measuring"} when the warm-up is over and one line of results at the end. */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <errno.h>
@@ -25,7 +27,7 @@
 #define FIRST_OPAQUE 1000000000u /* always ten digits, so that a JSON header keeps its length */
 #define RING (1u << 20)
 #define OUT_SIZE (8u << 20)
-#define IN_SIZE (1u << 20)
+#define IN_SIZE (8u << 20)
 
 typedef struct {
     int fd;
@@ -39,7 +41,9 @@ typedef struct {
     size_t size, opaque_at;
 } Frame;
 
-static int binary, size, batch;
+static int binary, pulling, size, batch;
+static long queue_end, next_offset[QUEUES]; /* of pulls */
+static long *asked_at;
 static const char *topic;
 static Frame frames[QUEUES];
 static double *sent_at;
@@ -147,7 +151,30 @@ static void open_connection(Connection *c, const char *host, int port, int poll)
     epoll_ctl(poll, EPOLL_CTL_ADD, c->fd, &event);
 }
 
+static void append_pull(Connection *c, double time) {
+    int queue = (int)(next_number % QUEUES);
+    uint8_t *frame = c->out + c->out_end;
+    if (next_offset[queue] + size > queue_end) next_offset[queue] = 0;
+    int n = sprintf((char *)frame + 8,
+        "{\"code\":11,\"extFields\":{\"consumerGroup\":\"load\",\"topic\":\"%s\",\"queueId\":\"%d\",\"queueOffset\":\"%ld\","
+        "\"maxMsgNums\":\"%d\",\"sysFlag\":\"4\",\"commitOffset\":\"0\",\"suspendTimeoutMillis\":\"0\",\"subscription\":\"*\","
+        "\"subVersion\":\"0\",\"expressionType\":\"TAG\"},\"flag\":0,\"language\":\"JAVA\",\"opaque\":%u,"
+        "\"serializeTypeCurrentRPC\":\"JSON\",\"version\":407}",
+        topic, queue, next_offset[queue], size, FIRST_OPAQUE + next_number % RING);
+    put32(frame, (uint32_t)n + 4);
+    put32(frame + 4, (uint32_t)n);
+    asked_at[next_number % RING] = next_offset[queue];
+    sent_at[next_number++ % RING] = time;
+    next_offset[queue] += size;
+    c->out_end += (size_t)n + 8;
+    c->in_flight++;
+}
+
 static void append_request(Connection *c, double time) {
+    if (pulling) {
+        append_pull(c, time);
+        return;
+    }
     Frame *frame = &frames[next_number % QUEUES];
     memcpy(c->out + c->out_end, frame->bytes, frame->size);
     uint8_t *opaque = c->out + c->out_end + frame->opaque_at;
@@ -187,7 +214,10 @@ static void read_answer(const uint8_t *header, size_t n, uint32_t kind, double t
         if (refused++ == 0) fprintf(stderr, "refused: %.*s\n", (int)n, header);
         return;
     }
-    answered += batch ? batch : 1;
+    if (pulling) {
+        const char *next_at = memmem(header, n, "\"nextBeginOffset\":\"", 19);
+        answered += next_at ? atol(next_at + 19) - asked_at[(number - FIRST_OPAQUE) % RING] : 0;
+    } else answered += batch ? batch : 1;
     if (measuring && latency_count < latency_room)
         latencies[latency_count++] = (float)(time - sent_at[(number - FIRST_OPAQUE) % RING]);
 }
@@ -225,6 +255,7 @@ static double percentile_us(double share) {
 int main(int argc, char **argv) {
     if (argc < 11) { fprintf(stderr, "usage: see the head of pipelined.c\n"); return 2; }
     binary = !strcmp(argv[3], "binary");
+    pulling = !strcmp(argv[3], "pull");
     size = atoi(argv[4]);
     uint32_t window = (uint32_t)atoi(argv[5]);
     int count = atoi(argv[6]);
@@ -233,8 +264,13 @@ int main(int argc, char **argv) {
     topic = argv[10];
     long stop_after = argc > 11 ? atol(argv[11]) : 0;
 
-    build_frames();
+    if (pulling) {
+        queue_end = stop_after;
+        stop_after = 0;
+        if (queue_end < size) { fprintf(stderr, "pulls need COUNT messages in each queue\n"); return 2; }
+    } else build_frames();
     sent_at = calloc(RING, sizeof *sent_at);
+    asked_at = calloc(RING, sizeof *asked_at);
     latencies = malloc(latency_room * sizeof *latencies);
     Connection *connections = calloc((size_t)count, sizeof *connections);
     int poll = epoll_create1(0);

@@ -133,7 +133,7 @@ class Broker(Endpoint):
         respond, wake, holders_of = self._respond, self.wake, self.settings.holders_of
         self.changes = PendingChanges(self.files, respond, wake.new_topics, replicated, holders_of)
         self.deferred_saves = DeferredSaves(respond, error_response, wake.deferred_saves, holders_of)
-        tables = self._make_tables()
+        tables = self.tables = self._make_tables()
         self.topics, self.groups, self.offsets = tables.topics, tables.groups, tables.offsets
         self.clients, self.filters = tables.clients, tables.filters
         self.stats, self.locks = tables.stats, tables.locks

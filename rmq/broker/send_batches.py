@@ -1,4 +1,4 @@
-"""Send batches: a broker that takes consecutive plain sends as a unit ("run"), with the compiled engine.
+"""Send batches: a broker that takes runs of plain sends and pulls as units, with the compiled engine.
 
 Plainness is decided twice. The engine makes a run of sends that look plain, to queues that have lanes. This
 module decides whether runs may be taken as a unit now: not when a plug-in inspects records or each request,
@@ -9,6 +9,8 @@ a run is handled as its single commands, so that the rules of sends are in a sin
 When the poller hands over the chunks of several connections in a row, short runs are gathered and written by
 a single commit: with a request on each of many connections, most of a message's cost is the cost of its
 chunk.
+
+Runs of pulls are made while no plug-in looks at requests; they are answered where they stand in their chunk.
 """
 
 from __future__ import annotations
@@ -17,11 +19,13 @@ import logging
 from typing import TYPE_CHECKING, Any, Final
 
 from rmq.broker.broker import Broker
+from rmq.broker.consume.pull_runs import PullRuns, make_pull_lanes
 from rmq.broker.produce.append import broker_properties
 from rmq.broker.produce.send import SLOW_PATH_PROPERTIES, host_of
 from rmq.errors import StoreError
+from rmq.plugin import PulledEvent
 from rmq.protocol import engine
-from rmq.protocol.codes import SYS_BORNHOST_V6, SYS_OF_SENDERS, SYS_STOREHOST_V6
+from rmq.protocol.codes import SYS_BORNHOST_V6, SYS_OF_SENDERS, SYS_STOREHOST_V6, RequestCode
 from rmq.protocol.properties import encode_properties
 from rmq.remoting.limits import turn_is_over
 
@@ -31,7 +35,7 @@ if TYPE_CHECKING:
 
     from rmq.broker.config import BrokerConfig
     from rmq.plugin import Hooks
-    from rmq.protocol._engine import Lanes, SendRun
+    from rmq.protocol._engine import Lanes, PullRun, SendRun
     from rmq.protocol.command import Command
     from rmq.remoting.connection import Connection
     from rmq.store.store import Store
@@ -70,14 +74,27 @@ class CompiledBroker(Broker):
 
     def __init__(self, config: BrokerConfig, store: Store, compiled: ModuleType, **given: Any) -> None:
         host = store.store_host
-        self._run_class = compiled.SendRun
+        self._run_class, self._pull_run_class = compiled.SendRun, compiled.PullRun
         host_flag = SYS_STOREHOST_V6 if len(host) == 20 else 0
-        self.lanes = compiled.Lanes(SLOW_PATH_PROPERTIES, host, host_flag, SYS_BORNHOST_V6, SYS_OF_SENDERS)
+        self._pull_lanes = make_pull_lanes(compiled)
+        flags = host_flag, SYS_BORNHOST_V6, SYS_OF_SENDERS
+        self.lanes = compiled.Lanes(SLOW_PATH_PROPERTIES, host, *flags, self._pull_lanes)
         self._gathers = False
         self._gathered: list[tuple[SendRun, Connection]] = []
         self._gathered_bytes = 0
         self._began = 0.0  # when the runs were put that are committed next
         super().__init__(config, store, **given)
+        self._pull_runs = PullRuns(
+            self._pull_lanes,
+            self.settings,
+            store,
+            self.tables,
+            self.readers,
+            role=self.role,
+            respond=self._respond,
+            clock=self.clock,
+        )
+        self._pull_handler = self.handlers[RequestCode.PULL_MESSAGE]
         self.settings.derive(self._reset_lanes)
 
     def use_plugins(self, hooks: Hooks) -> None:
@@ -96,6 +113,7 @@ class CompiledBroker(Broker):
         lanes.is_indexed = self.store.config.message_index_enable
         lanes.is_open = not self.hooks.stored and self.hooks.take_runs
         lanes.is_signed = bool(self.hooks.requests)
+        self._pull_lanes.reset(not self.hooks.requests, self.config.slave_read_enable)
 
     def handle(self, requests: list[Command], connection: Connection) -> int:
         """As `Broker.handle`. A run that goes the long way is replaced by its commands in `requests`."""
@@ -109,16 +127,40 @@ class CompiledBroker(Broker):
             run: Any = requests[0]
             if self._take(run, connection):  # for a chunk of one send each call is felt
                 return 1
-        if self._run_class in map(type, requests):
+        if len(requests) == 1 and requests[0].__class__ is self._pull_run_class:
+            pulls: Any = requests[0]
+            done = self._answer(pulls, connection)
+            if done == pulls.count:
+                return 1
+            requests[:] = pulls.commands(done)
+        kinds = set(map(type, requests))
+        if self._run_class in kinds or self._pull_run_class in kinds:
             taken = self._handle_runs(requests, connection)
         else:
             taken = super().handle(requests, connection)
         if self.lanes.wants_more:
             self._open_lanes()
+        if self._pull_lanes.wants_more:
+            self._pull_runs.open_lanes(connection)
         return taken
+
+    def _answer(self, run: PullRun, connection: Connection) -> int:
+        """Answer pulls of a run, from the first on; return how many were answered. The others go the long
+        way."""
+        if self.handlers.get(RequestCode.PULL_MESSAGE) is not self._pull_handler:
+            return 0
+        if not self.hooks.pulled:
+            return self._pull_runs.answer(run, connection)
+        began = self.work_clock()
+        done = self._pull_runs.answer(run, connection)
+        for given in run.given(0, done):
+            event = PulledEvent(*given, connection, self.work_clock() - began)
+            self.hooks.observe(self.hooks.pulled, event)
+        return done
 
     def _handle_runs(self, requests: list[Any], connection: Connection) -> int:
         run_class, clock = self._run_class, self.work_clock
+        classes = run_class, self._pull_run_class
         if len(requests) > 1 or not self._takes_runs():
             least = FEW if self._takes_runs() else 1 << 60
             flat: list[Any] = []
@@ -131,14 +173,21 @@ class CompiledBroker(Broker):
         began, at, count = clock(), 0, 0
         while at < len(requests):
             request = requests[at]
-            if request.__class__ is not run_class:
+            if request.__class__ not in classes:
                 stop = at + 1
-                while stop < len(requests) and requests[stop].__class__ is not run_class:
+                while stop < len(requests) and requests[stop].__class__ not in classes:
                     stop += 1
                 taken = super().handle(requests[at:stop], connection)
                 at, count = at + taken, count + taken
                 if at < stop:
                     break
+            elif request.__class__ is not run_class:
+                done = self._answer(request, connection)
+                count += done
+                if done < request.count:
+                    requests[at : at + 1] = request.commands(done)
+                    continue
+                at += 1
             elif self._takes_runs() and self._take(request, connection):
                 at, count = at + 1, count + request.count
             else:

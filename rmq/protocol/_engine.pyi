@@ -71,9 +71,11 @@ class Lanes:
         host_flag: int,
         born_v6_flag: int,
         sender_flags: int,
+        pulls: PullLanes | None = None,
     ) -> None:
         """`rare` are the names of properties that no plain send has, `sender_flags` the bits of the sys flag
-        that it may have, the other two those that tell of hosts.
+        that it may have, the other two those that tell of hosts. With the lanes of `pulls`, `split` makes
+        their runs too.
         """
 
     def add(self, queue: Any, sys_flag: int) -> None:
@@ -92,7 +94,8 @@ class Lanes:
     def split(
         self, data: bytes, max_frame: int, max_header: int, most: int
     ) -> tuple[list[Command], int, int]:
-        """As `rmq.protocol.frames.split_frames`, with a SendRun in place of each run; and how many frames."""
+        """As `rmq.protocol.frames.split_frames`, with a SendRun or PullRun in place of each run; and how many
+        frames."""
 
     def put(
         self,
@@ -179,6 +182,110 @@ def choose(
 def gather(view: memoryview, first: int, ranges: list[tuple[int, int]], total: int) -> bytes | None:
     """The bytes of ranges of addresses, `total` of them, from a view that begins at the address `first`; None
     when they are not all in it."""
+
+# Pulls in runs; they are in `_pulls.pxi`.
+
+class PullRun:
+    """Consecutive pulls of one chunk that are plain, 32 at most: in JSON and ASCII, from queues that have
+    lanes and hold the wanted offset, of clients of one language. It stands among the commands of a chunk.
+    """
+
+    count: int
+    flag: int
+    """As a command's: that of a request."""
+    commits: bool
+    """Whether any of them commits an offset."""
+    language: str
+
+    def __len__(self) -> int:
+        """Their number: `count`."""
+
+    def commands(self, first: int = 0) -> list[Command]:
+        """The pulls from number `first` on one by one, for the long way."""
+
+    def committed(self, first: int, stop: int) -> list[tuple[int, str, str, int, int]]:
+        """Of the pulls from number `first` to before `stop` that commit an offset: (number, group, topic,
+        queue id, offset)."""
+
+    def given(self, first: int, stop: int) -> list[tuple[str, str, int, int, int]]:
+        """Of the pulls from number `first` to before `stop`, which are answered: (topic, group, queue id,
+        messages, bytes)."""
+
+class PullLanes:
+    """The queues that plain pulls may read. Of all that a lane rests on, settings and refusals of the broker
+    are not compared at each pull: when they change, `clear` is called, and earlier runs go the long way.
+    """
+
+    is_open: bool
+    """Whether runs are made at all; not before the first `reset`."""
+
+    def __init__(
+        self,
+        parts: tuple[bytes, ...],
+        readable_end: Callable[[Any, int], int],
+        scan_units: int,
+        small_bytes: int,
+    ) -> None:
+        """`parts` are the constant parts of an answer's JSON header: before, between and after the broker to
+        ask next, the queue's end, the next offset, the queue's start and the opaque. `readable_end`,
+        `scan_units` and `small_bytes` are those of `rmq.store.reader`."""
+
+    def __len__(self) -> int:
+        """The number of lanes."""
+
+    def add(
+        self,
+        queue: Any,
+        key: tuple[str, int],
+        group_name: str,
+        group: Any,
+        topic: Any,
+        expression: str | None,
+        subscription: Any,
+        model: str | None,
+        version: int,
+        codes: Collection[int] | None,
+    ) -> None:
+        """Open a lane for a ConsumeQueue, whose `key` is (topic, queue id), as a group reads it: with an
+        expression of TAG in each pull, or with None and the `subscription` and message model of the group's
+        members, of that version. `group` and `topic` are the rows of their tables. Only messages with one of
+        the tags codes are given; None: all."""
+
+    def reset(self, is_open: bool, reads_slaves: bool) -> None:
+        """Close all lanes, and set whether runs are made from now on, and whether answers suggest the broker
+        that the group's configuration names."""
+
+    def clear(self) -> None:
+        """Close all lanes."""
+
+    @property
+    def wants_more(self) -> bool:
+        """Whether `take_wanted` would return any."""
+
+    def take_wanted(self) -> list[tuple[str, str, int, str | None]]:
+        """(group, topic, queue id, expression) of pulls without a lane since the last call; not all."""
+
+    def answer(
+        self,
+        run: PullRun,
+        at: int,
+        tables: tuple[Any, Any, Any, dict[tuple[str, int], None]],
+        queues: Mapping[tuple[str, int], Any],
+        log: Any,
+        bounds: tuple[int, int, int, int, int, int, int],
+        reach: int | None,
+    ) -> tuple[int, list[bytes | memoryview]]:
+        """Answer pulls of a run from number `at` on. The result is the number of the first that was not
+        answered, and the bytes of all answers. A pass ends after about a MiB of messages, and before a pull
+        that has to go the long way.
+
+        `tables` are the groups, the topics, a function from a group's name to its members, and a dictionary
+        that gets the queues in which messages behind `reach` wait, a physical offset, as in
+        `StoreView.get`. `bounds` are the bytes of the log that count as being in memory, the most messages
+        and bytes in memory and on disk, and the most messages and bytes of a pull."""
+
+    def take_counts(self) -> list[tuple[str, str, int, int, int]]:
+        """(group, topic, pulls, messages, bytes) that were answered since the last call."""
 
 # Of a client; they are in `_client.pxi`.
 

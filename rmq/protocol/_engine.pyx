@@ -116,7 +116,7 @@ cdef extern from *:
 rmq_crc_start()
 cdef int FOLDS = rmq_crc_folds()
 
-SEAM = 12
+SEAM = 13
 
 cdef enum:
     LETTERS = 14  # a to n: the short names of a send's fields
@@ -810,13 +810,23 @@ cdef class Lanes:
     cdef dict table
     cdef public bytes suffix
     cdef public bint is_indexed, is_open, is_signed
+    cdef PullLanes pulls
     cdef bytes rare, store_host
     cdef int32_t host_flag, born_v6_flag, sender_flags
     cdef set wanted
     cdef int64_t runs, generation, batches
     cdef list pending, touched  # the runs that are being put, and their lanes
 
-    def __init__(self, rare, bytes store_host, int32_t host_flag, int32_t born_v6_flag, int32_t sender_flags):
+    def __init__(
+        self,
+        rare,
+        bytes store_host,
+        int32_t host_flag,
+        int32_t born_v6_flag,
+        int32_t sender_flags,
+        PullLanes pulls=None,
+    ):
+        self.pulls = pulls
         self.table = {}
         self.wanted = set()
         self.pending, self.touched = [], []
@@ -854,16 +864,19 @@ cdef class Lanes:
     # -- bytes to runs --
 
     def split(self, bytes data, Py_ssize_t max_frame, Py_ssize_t max_header, Py_ssize_t most):
-        """As `split_frames`, but runs of plain sends are one value each; and how many frames there were."""
+        """As `split_frames`, but runs of plain sends, and of plain pulls, are one value each; and how many
+        frames there were."""
         cdef const char* base = PyBytes_AS_STRING(data)
         cdef Py_ssize_t at = 0, end = PyBytes_GET_SIZE(data), stop, others_at = 0, count = 0
         cdef uint32_t length, word, header
         cdef SendRun run = None
-        cdef bint is_plain
+        cdef PullRun pull_run = None
+        cdef bint is_plain, is_pull, reads = self.pulls is not None and self.pulls.is_open
         found = []
         if not self.is_open or (not self.table and end >= 8 and not _begins_a_send(base + 8, base + end)):
-            commands, at = frames.split_frames(data, max_frame, max_header, most)
-            return commands, at, len(commands)
+            if not reads or end < 8 or not begins_a_pull(base + 8, base + end):
+                commands, at = frames.split_frames(data, max_frame, max_header, most)
+                return commands, at, len(commands)
         while count < most and end - at >= 8:
             length, word = get32(base + at), get32(base + at + 4)
             header = word & 0xFFFFFF
@@ -872,27 +885,45 @@ cdef class Lanes:
             stop = at + 4 + <Py_ssize_t>length
             if stop > end:
                 break
-            is_plain = 0
-            if word >> 24 <= 1 and _begins_a_send(base + at + 8, base + at + 8 + header):
+            is_plain = is_pull = 0
+            if word >> 24 <= 1 and self.is_open and _begins_a_send(base + at + 8, base + at + 8 + header):
                 if run is None:
                     run = SendRun()
                     run.data = data
                     run.number = self.runs = self.runs + 1
                     run.generation = self.generation
                 is_plain = self.take(run, base, at, header, stop, word >> 24)
-            if is_plain:
-                if others_at < at and run.count == 1:
-                    found += frames.split_frames(data[others_at:at], max_frame, max_header)[0]
+            elif reads and word >> 24 == 0 and begins_a_pull(base + at + 8, base + at + 8 + header):
+                if pull_run is not None and pull_run.count == PULLS_MAX:
+                    found.append(pull_run)
+                    pull_run = None
+                if pull_run is None:
+                    pull_run = self.pulls.begin(data)
+                is_pull = self.pulls.take(pull_run, base, at, header, stop)
+            if is_plain or is_pull:
+                if (run.count if is_plain else pull_run.count) == 1:  # it begins, and what was before ends
+                    if others_at < at:
+                        found += frames.split_frames(data[others_at:at], max_frame, max_header)[0]
+                    if is_plain and pull_run is not None and pull_run.count:
+                        found.append(pull_run)
+                        pull_run = None
+                    if is_pull and run is not None and run.count:
+                        found.append(run)
+                        run = None
                 others_at = stop
-            elif run is not None and run.count:
-                found.append(run)
-                run = None
-                others_at = at
+            else:
+                if run is not None and run.count:
+                    found.append(run)
+                    run = None
+                if pull_run is not None and pull_run.count:
+                    found.append(pull_run)
+                    pull_run = None
             count += 1
             at = stop
         if run is not None and run.count:
             found.append(run)
-            others_at = at
+        if pull_run is not None and pull_run.count:
+            found.append(pull_run)
         if others_at == 0 and at:
             found = frames.split_frames(data, max_frame, max_header, most)[0]
         elif others_at < at:
@@ -1596,5 +1627,6 @@ def place_in(mapping, view):
         PyBuffer_Release(&whole)
 
 include "_client.pxi"
+include "_pulls.pxi"
 include "_frames.pxi"
 include "_columns.pxi"

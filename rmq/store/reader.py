@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from attrs import field
 
 from rmq.store.files.commitlog import CommitLog
-from rmq.store.files.consumequeue import UNIT, UNIT_FORM, ConsumeQueue
+from rmq.store.files.consumequeue import UNIT_FORM, ConsumeQueue
 from rmq.store.files.disk import Bytes
 
 if TYPE_CHECKING:
@@ -29,8 +29,8 @@ NO_MATCHED_LOGIC_QUEUE = "NO_MATCHED_LOGIC_QUEUE"
 NO_MESSAGE_IN_QUEUE = "NO_MESSAGE_IN_QUEUE"
 
 _STATUSES = (NO_MATCHED_MESSAGE, MESSAGE_WAS_REMOVING, FOUND)
-_SMALL_BYTES = 4_096  # records that are smaller are copied together
-_SCAN_BYTES = 16_000  # Java looks at no more than this many bytes of units in one call
+SMALL_BYTES = 4_096  # records that are smaller are copied together
+SCAN_UNITS = 800  # Java looks at no more than their bytes, 16,000, in one call
 
 Matches = Callable[[int], bool]
 MatchesRecord = Callable[[memoryview], bool]
@@ -92,7 +92,7 @@ class QueueRead:
     size: int
     matches: Matches | None = None
     matches_record: MatchesRecord | None = None
-    looks: int = _SCAN_BYTES // UNIT
+    looks: int = SCAN_UNITS
     stop: int = 1 << 62
     """The queue offset at which to stop, whatever the queue holds."""
 
@@ -125,7 +125,7 @@ def read_queue(
     """Read from an offset that the queue holds. Bounds and the next offset are Java's, unit by unit.
     `compiled` is the engine that does it, if not this module.
     """
-    scan = max(_SCAN_BYTES, read.count * UNIT) // UNIT
+    scan = max(SCAN_UNITS, read.count)
     if read.matches is None and read.matches_record is None:
         # Nothing is skipped but what is gone, so more units than the limits allow need not be looked at.
         scan = min(scan, max(limits.count_in_memory, limits.count_in_disk) + 1)
@@ -149,23 +149,23 @@ def read_queue(
         chosen = choose(units, log.start, log_end, old, most, most_old, matches)
     else:
         chosen = compiled.choose(units, log.start, log_end, old, most, most_old, matches)
-    status, result.count, result.size, looked, last, ranges = chosen
+    buffers = _buffers(log, chosen, compiled)
+    if sum(map(len, buffers)) != chosen[2]:  # a damaged unit: no record lies in two files
+        chosen = choose(units, log.start, log_end, old, most, most_old, matches, log.is_in_one_file)
+        buffers = log.read_ranges(chosen[5])
+    status, result.count, result.size, looked, last, _ = chosen
     result.status = _STATUSES[status]
     result.next_queue_offset += looked
     result.suggests_slave = log_end - last > limits.memory
-    if compiled is None:
-        result.buffers = log.read_ranges(ranges)
-    else:
-        result.buffers = _buffers(log, ranges, result.size, compiled)
+    result.buffers = buffers
     return result
 
 
-def _buffers(
-    log: CommitLog, ranges: list[tuple[int, int]], size: int, compiled: ModuleType
-) -> Sequence[Bytes]:
-    """The bytes of ranges of the log: of many that are small as one copy, which costs less than each by
-    itself."""
-    if len(ranges) > 1 and size < _SMALL_BYTES * len(ranges):
+def _buffers(log: CommitLog, chosen: Chosen, compiled: ModuleType | None) -> Sequence[Bytes]:
+    """The bytes of ranges of the log: with the compiled engine, of many that are small as one copy, which
+    costs less than each by itself."""
+    size, ranges = chosen[2], chosen[5]
+    if compiled is not None and len(ranges) > 1 and size < SMALL_BYTES * len(ranges):
         first, view = log.file_view(ranges[0][0])
         data: bytes | None = compiled.gather(view, first, ranges, size)
         if data is not None:  # else they are in several files

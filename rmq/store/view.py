@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rmq.errors import CorruptRecord, OffsetOutOfRange
 from rmq.message import StoredMessage
@@ -32,6 +32,8 @@ from rmq.store.reput import Reput
 
 if TYPE_CHECKING:
     from types import ModuleType
+
+    from rmq.protocol._engine import PullLanes, PullRun
 
 COUNT_BACKLOG = 20_000
 """Records that a look-up or `close` indexes in one go, and how many may wait before `commit` indexes some."""
@@ -112,11 +114,37 @@ class StoreView:
             queue_offset, max_messages, max_bytes or 1 << 62, matches, matches_record, looks, stop
         )
         result = read_queue(queue, self._log, self._limits, queue_read, self._compiled)
-        self._served += result.size
+        self._note_served(result.size)
+        return result
+
+    def answer_pulls(
+        self,
+        lanes: PullLanes,
+        run: PullRun,
+        at: int,
+        tables: tuple[Any, Any, Any, dict[tuple[str, int], None]],
+        most: tuple[int, int],
+        reach: int | None,
+    ) -> tuple[int, list[bytes | memoryview]]:
+        """`PullLanes.answer` by this store: `most` are the bounds of a pull besides the configured ones."""
+        limits, log = self._limits, self._log
+        bounds = (
+            limits.memory,
+            limits.count_in_memory,
+            limits.bytes_in_memory,
+            limits.count_in_disk,
+            limits.bytes_in_disk,
+            *most,
+        )
+        next_at, buffers = lanes.answer(run, at, tables, self._queues.table, log, bounds, reach)
+        self._note_served(sum(map(len, buffers)))
+        return next_at, buffers
+
+    def _note_served(self, size: int) -> None:
+        self._served += size
         if self._served > _RELAX_BYTES:
             self._served = 0
             self._log.relax()
-        return result
 
     def _corrects_offsets(self) -> bool:
         return self.config.broker_role is not BrokerRole.SLAVE or self.config.offset_check_in_slave

@@ -52,6 +52,10 @@ class Pull:
         """Request codes and their handlers."""
         return {RequestCode.PULL_MESSAGE: self.pull, LITE_PULL_MESSAGE: self.pull}
 
+    def guides(self, language: str) -> bool:
+        """Whether clients of this language are told a preferred replica."""
+        return self._place.applies_to(language)
+
     def preferred(self, queue_id: int) -> int:
         """The broker from which a client that is guided shall pull this queue."""
         return self._place.preferred(queue_id)

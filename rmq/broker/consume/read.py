@@ -138,6 +138,8 @@ class Reader:
         self._rows: dict[tuple[str, str, int], Row] = {}
         self._refused: set[tuple[str, str]] = set()
         """Groups and topics of per-message delivery."""
+        self.refusals = 0
+        """Counts up with each group and topic whose pulls are refused from now on."""
         settings.derive(self._settings_changed)
 
     def _settings_changed(self) -> None:
@@ -153,6 +155,12 @@ class Reader:
             self.parked_pulls.turn()
             for topic, queue_id in queues:
                 self.parked_pulls.arrived(topic, queue_id, self._store.max_offset(topic, queue_id))
+
+    @property
+    def unconfirmed(self) -> dict[tuple[str, int], None]:
+        """Queues, by topic and queue id, of which readers wanted more than they may read: `read_on` wakes
+        them."""
+        return self._unconfirmed
 
     # ---- who may read what ----
 
@@ -230,6 +238,7 @@ class Reader:
                     "Stop the consumers that pull, or take by another group"
                 )
         self._refused.add((group, topic))
+        self.refusals += 1
         self._rows = {key: row for key, row in self._rows.items() if key[:2] != (group, topic)}
 
     def allow_pulls(self, group: str, topic: str) -> None:

@@ -71,10 +71,10 @@ class _Meter:
         # Lists, because there are three for each topic: an empty deque takes seven times their memory.
         self.minute, self.hour, self.day = [nothing], [nothing], [nothing]
 
-    def add(self, count: int, size: int) -> None:
+    def add(self, count: int, size: int, calls: int = 1) -> None:
         self.count += count
         self.size += size
-        self.calls += 1
+        self.calls += calls
 
     def sample(self, samples: list[Sample], most: int) -> None:
         last = samples[-1]
@@ -160,14 +160,14 @@ class Stats:
         meter.add(count, size)
         self._all_put.add(count, size)
 
-    def get(self, group: str, topic: str, count: int, size: int) -> None:
-        """One pull gave a group `count` messages of `size` bytes in all."""
+    def get(self, group: str, topic: str, count: int, size: int, calls: int = 1) -> None:
+        """So many pulls, mostly one, gave a group `count` messages of `size` bytes in all."""
         key = f"{topic}@{group}"
         meter = self._get.get(key)
         if meter is None:
             meter = self._get[key] = _Meter()
-        meter.add(count, size)
-        self._all_get.add(count, size)
+        meter.add(count, size, calls)
+        self._all_get.add(count, size, calls)
 
     def miss(self) -> None:
         """One pull found nothing."""

@@ -192,6 +192,10 @@ class CommitLog:
             views.append(file[start - first : stop - first])
         return views
 
+    def is_in_one_file(self, physical_offset: int, size: int) -> bool:
+        """Whether a record of that size may lie there: with room for a BLANK behind it in its file."""
+        return physical_offset % self.file_size + size + BLANK_SIZE <= self.file_size
+
     def file_view(self, physical_offset: int) -> tuple[int, memoryview]:
         """The begin of the file that holds a byte of the log, and a view of the whole file."""
         first = physical_offset - physical_offset % self.file_size

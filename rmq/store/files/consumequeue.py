@@ -50,8 +50,8 @@ class ConsumeQueue:
         "_disk",
         "_files",
         "_synced",
-        "_tail_start",
         "cut_at",
+        "cuts",
         "end",
         "gathered_since_ms",
         "known_to",
@@ -59,6 +59,7 @@ class ConsumeQueue:
         "queue_id",
         "start",
         "tail",
+        "tail_start",
         "topic",
         "topic_bytes",
         "topic_size",
@@ -79,7 +80,8 @@ class ConsumeQueue:
         self._files = Segments(disk, folder, file_size, limit=limit, mapped=False, ordered=False)
         self._disk = disk
         self.tail = bytearray()  # the units that are not in a file yet
-        self._tail_start = 0
+        self.tail_start = 0  # the offset of the first of them
+        self.cuts = 0  # how often units were dropped at the end: what was read of them before may be wrong
         self._synced = 0  # bytes; the files before it were synced
         self.start = 0
         self.end = 0
@@ -177,7 +179,8 @@ class ConsumeQueue:
         self._files.keep(good)
 
     def _set_end(self, end: int) -> None:
-        self.end = self.next = self._tail_start = end
+        self.cuts += 1
+        self.end = self.next = self.tail_start = end
         self._synced = end * UNIT
         self.tail = bytearray()
 
@@ -189,7 +192,7 @@ class ConsumeQueue:
     def physical_end(self) -> int:
         """Where the record of the last unit ends; 0 without one."""
         last = self.end - 1
-        if last < self._tail_start and not self._files.start <= last * UNIT < self._files.stop:
+        if last < self.tail_start and not self._files.start <= last * UNIT < self._files.stop:
             return 0  # trimmed and cut away: the numbers go on, but no unit is left
         return _record_end(self._any_unit(last))
 
@@ -204,8 +207,9 @@ class ConsumeQueue:
 
     def restart(self, index: int) -> None:
         """Forget all units; the next one has this index."""
+        self.cuts += 1
         self.remove()
-        self.start = self.end = self.next = self._tail_start = index
+        self.start = self.end = self.next = self.tail_start = index
         self.known_to = self._synced = 0
         self.cut_at = None
 
@@ -213,8 +217,8 @@ class ConsumeQueue:
         """Write the gathered units to the file. Raises StoreError; the units stay in memory in this case."""
         if not self.tail:
             return
-        at = self._tail_start * UNIT
-        assert self._tail_start + len(self.tail) // UNIT == self.end, "the tail ends where the queue ends"
+        at = self.tail_start * UNIT
+        assert self.tail_start + len(self.tail) // UNIT == self.end, "the tail ends where the queue ends"
         # A queue that begins in the middle of a file (a slave's, or one whose older records expired): Java
         # reads units of size 0 there as the end of the queue, a filler as nothing.
         if not self._files.bases and at % self._files.file_size:
@@ -222,7 +226,7 @@ class ConsumeQueue:
         # Taken back first: `sync` in another thread sees it changed and does not move it on over these bytes.
         self._synced = min(self._synced, at)
         self._files.write(at, bytes(self.tail))  # a view in a traceback would keep the tail from growing
-        self._tail_start = self.end
+        self.tail_start = self.end
         self.tail = bytearray()
 
     def sync_end(self) -> None:
@@ -231,7 +235,7 @@ class ConsumeQueue:
 
     def sync(self) -> None:
         """Sync the files that were written since the last sync. Thread-safe."""
-        start, stop = self._synced, self._tail_start * UNIT
+        start, stop = self._synced, self.tail_start * UNIT
         self._files.sync(start, stop)
         if self._synced == start:  # else units before were written again
             self._synced = stop
@@ -246,14 +250,14 @@ class ConsumeQueue:
         stop = min(index + count, self.end, index - index % per_file + per_file)
         if index < self.start or index >= stop:
             return b""
-        if index >= self._tail_start:
-            at = (index - self._tail_start) * UNIT
+        if index >= self.tail_start:
+            at = (index - self.tail_start) * UNIT
             return self.tail[at : at + (stop - index) * UNIT]
-        in_file = self._files.read(index * UNIT, (min(stop, self._tail_start) - index) * UNIT)
+        in_file = self._files.read(index * UNIT, (min(stop, self.tail_start) - index) * UNIT)
         if in_file is None:
             return b""
-        if stop > self._tail_start:
-            return bytes(in_file) + self.tail[: (stop - self._tail_start) * UNIT]
+        if stop > self.tail_start:
+            return bytes(in_file) + self.tail[: (stop - self.tail_start) * UNIT]
         return in_file
 
     def unit(self, index: int) -> Unit | None:
@@ -302,9 +306,9 @@ class ConsumeQueue:
         # The unit before the first one stays: it shows that no file between is missing.
         keep = max(min(first, self.end - 1) - 1, 0)
         keep -= keep % self.units_per_file
-        if keep > self._tail_start:
-            self.tail = self.tail[(keep - self._tail_start) * UNIT :]
-            self._tail_start = keep
+        if keep > self.tail_start:
+            self.tail = self.tail[(keep - self.tail_start) * UNIT :]
+            self.tail_start = keep
         removed = 0
         while files and self._files.bases and self._files.bases[0] + self._files.file_size <= keep * UNIT:
             self._files.remove_first()
@@ -320,19 +324,19 @@ class ConsumeQueue:
     def record_bytes(self, low: int, high: int) -> int:
         """The size of the records of these units, also of units before `start`; -1 when their files are
         gone."""
-        in_files = min(high, self._tail_start)
+        in_files = min(high, self.tail_start)
         if low < in_files and not self._files.start <= low * UNIT < in_files * UNIT <= self._files.stop:
             return -1
         data = self._chunk(low, in_files) if low < in_files else b""
-        if high > self._tail_start:
-            at = (max(low, self._tail_start) - self._tail_start) * UNIT
-            data += self.tail[at : (high - self._tail_start) * UNIT]
+        if high > self.tail_start:
+            at = (max(low, self.tail_start) - self.tail_start) * UNIT
+            data += self.tail[at : (high - self.tail_start) * UNIT]
         return sum([size for _, size, _ in UNIT_FORM.iter_unpack(data) if size != FILLER_SIZE])
 
     @property
     def _first_unit(self) -> int:
         """The first index that has a unit, or room for one before the first, readable or not."""
-        return min(self.start, self.file_start if self._files.bases else self._tail_start)
+        return min(self.start, self.file_start if self._files.bases else self.tail_start)
 
     def first_at(self, physical_offset: int, low: int | None = None) -> int:
         """The first index, from `low` or the start on, whose record is at or after `physical_offset`; fillers
@@ -353,9 +357,9 @@ class ConsumeQueue:
         return unit[1] != FILLER_SIZE and unit[0] >= physical_offset
 
     def _any_unit(self, index: int) -> Unit:
-        if index < self._tail_start:
+        if index < self.tail_start:
             return self._unit_in_file(index)
-        return UNIT_FORM.unpack_from(self.tail, (index - self._tail_start) * UNIT)
+        return UNIT_FORM.unpack_from(self.tail, (index - self.tail_start) * UNIT)
 
     def may_have_lost(self) -> None:
         """The queue may have been longer than it is now."""
@@ -365,16 +369,17 @@ class ConsumeQueue:
         """Drop the units whose records end after `log_end`; return whether files changed."""
         if self.physical_end() <= log_end:
             return False
+        self.cuts += 1
         # The queue may begin later than its units do, and the log may be cut before that (`give_up_before`).
         low = self._first_unit
         end = self.first_at(log_end, low)
         while end > low and sum(self._any_unit(end - 1)[:2]) > log_end:
             end -= 1
         self.start = min(self.start, end)
-        kept = self.tail[: max(end - self._tail_start, 0) * UNIT]
-        if is_cut := end < self._tail_start:
+        kept = self.tail[: max(end - self.tail_start, 0) * UNIT]
+        if is_cut := end < self.tail_start:
             self._files.truncate(end * UNIT)
-            self._tail_start = end
+            self.tail_start = end
         self.tail = bytearray(kept)
         self.end = self.next = end
         self.may_have_lost()

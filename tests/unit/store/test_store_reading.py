@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
+
 from rmq.message import tags_code
 from rmq.protocol import engine
 from rmq.protocol.record import decode_record, decode_records
 from rmq.store.config import BrokerRole, StoreConfig
+from rmq.store.files.consumequeue import UNIT, UNIT_FORM
 from rmq.testing.disk import MemoryDisk
 
 from .stores import ROOT, START_MS, Clock, fill, make_store, open_store, record, send
@@ -39,6 +42,25 @@ def test_a_slave_does_not_move_readers() -> None:
     checked = make_store(disk.copy(), broker_role=BrokerRole.SLAVE, offset_check_in_slave=True)
     checked.load()
     assert checked.get("Orders", 0, 9, 32).next_queue_offset == 5
+
+
+@pytest.mark.parametrize("damage", [1, 100, 5_000])
+def test_a_damaged_unit_that_names_bytes_of_two_files_is_left_out(damage: int) -> None:
+    store = open_store(mapped_file_size_commit_log=4_000)
+    fill(store, 60)
+    queue = store.lane("Orders", 0)
+    assert queue is not None
+    units = list(UNIT_FORM.iter_unpack(queue.tail))
+    last = next(at for at in range(60) if units[at + 1][0] // 4_000 > units[at][0] // 4_000)
+    place, _, code = units[last]
+    size = 4_000 - place % 4_000 + damage
+    queue.tail[last * UNIT : (last + 1) * UNIT] = UNIT_FORM.pack(place, size, code)
+    result = store.get("Orders", 0, last - 1, 3)
+    bodies = [message.body for buffer in result.buffers for message in decode_records(buffer)]
+    others = [store.get("Orders", 0, offset, 1) for offset in (last - 1, last + 1, last + 2)]
+    assert bodies == [message.body for one in others for message in decode_records(one.buffers[0])]
+    assert result.size == sum(map(len, result.buffers)) == sum(one.size for one in others)
+    assert (result.count, result.next_queue_offset) == (3, last + 3)
 
 
 def test_neighbours_are_joined_up_to_the_end_of_a_file() -> None:
