@@ -33,7 +33,7 @@ def test_the_cells_print_what_the_page_says(
     names: dict[str, Any] = {}
     for program, expected in cells:
         exec(compile(program.replace("127.0.0.1:9876", pair.names), "cell", "exec"), names)
-        assert capsys.readouterr().out.strip().startswith(expected.strip()), program
+        assert capsys.readouterr().out.strip() == expected.strip(), program
     assert names["spark"] is spark
 
 
