@@ -192,16 +192,20 @@ class Cluster:
         reached: Mapping[MessageQueue, int] | None = None,
         *,
         skips: bool = False,
+        needs_masters: bool = False,
     ) -> dict[MessageQueue, tuple[int, int]]:
         """For each queue the offset of its oldest message and the one that its next message will get.
 
         An end that a slave gives is a lower bound. It will do where it is not before `reached`, an offset
         that the queue had; else, and always without `reached`, the master is waited for. After that the end
-        is that of the slave, or `reached`. Raises BrokersAway where a required broker has no master. With
-        `skips` the result lacks the queues of brokers that do not answer.
+        is that of the slave, or `reached`. Raises BrokersAway where a required broker has no master, and with
+        `needs_masters` where any broker has none. With `skips` the result lacks the queues of brokers that do
+        not answer.
         """
         required = list(queues)
-        found = self._by_masters(lambda: self._loop.call(self._all_bounds, required, skips), reached)
+        found = self._by_masters(
+            lambda: self._loop.call(self._all_bounds, required, skips), reached, needs_masters
+        )
         if reached is None:
             return found
         slaves = self._by_slaves
@@ -228,8 +232,10 @@ class Cluster:
         self,
         query: Callable[[], dict[MessageQueue, tuple[int, int]]],
         reached: Mapping[MessageQueue, int] | None,
+        needs_masters: bool,
     ) -> dict[MessageQueue, tuple[int, int]]:
-        deadline = time.monotonic() + (0 if self._options.skips else self._patience)
+        is_patient = needs_masters or not self._options.skips
+        deadline = time.monotonic() + (self._patience if is_patient else 0)
         while True:
             self._by_slaves.clear()
             found = query()
@@ -239,12 +245,12 @@ class Cluster:
                 if self.is_of_slave(queue) and (reached is None or most < reached.get(queue, 0))
             }
             self._given_up &= late
-            if late <= self._given_up:
+            if not late or (late <= self._given_up and not needs_masters):
                 return found
             if time.monotonic() >= deadline:
                 break
             time.sleep(PAUSE_SECONDS)
-        if required := late & self._required:
+        if required := late if needs_masters else late & self._required:
             raise masters_away(required)
         log.warning(
             "no master of %s is registered: messages that its slaves lack are read when it is back",

@@ -439,7 +439,24 @@ class UnpositionedStreamReader(StreamReader):
         return found
 
     def _all_there(self) -> dict[str, Any]:
-        bounds = self._bounds()
+        bounds = self._whole_bounds()
         end = {queue: most for queue, (_, most) in bounds.items()}
         there = {queue: most for queue, (least, most) in bounds.items() if most > least}
         return offsets_tree(end, self._open().places(there) if there else None)
+
+    def _whole_bounds(self) -> dict[MessageQueue, tuple[int, int]]:
+        """The begins and ends of all queues, also of brokers that are away. Raises BrokersAway.
+
+        The position of the stream is unknown here. An end that lacks a queue, or that is before the position,
+        would become the next position: messages would be read again. So every master is waited for, whatever
+        `onBrokerAway`, `requireMasters` and `failOnDataLoss` say."""
+        cluster = self._open()
+        left = cluster.left_behind()
+        try:
+            queues = cluster.queues(brokers=left, patient=True)
+        except BrokersAway as error:
+            if not left - self._options.required_brokers:
+                raise
+            hint = "they left without a drain; `rmq broker forget` where they are gone; or stateLocation"
+            raise BrokersAway(f"{error} ({hint})") from None
+        return cluster.bounds(queues, needs_masters=True)

@@ -23,7 +23,7 @@ from rmq.spark.cluster import BrokersAway
 from rmq.spark.offsets import DataLoss, offsets_of, offsets_tree, places_of
 from rmq.spark.options import read_options
 from rmq.spark.pipelines.lag import record_lag
-from rmq.spark.source import BatchReader, StreamReader
+from rmq.spark.source import BatchReader, StreamReader, UnpositionedStreamReader
 from tests.spark.cluster import Pair, another_broker, running
 from tests.spark.reading.streams import SCHEMA, count, latest, rows
 
@@ -250,6 +250,26 @@ def test_a_stream_that_skips_a_broker_reads_its_queues_later(
     until_known(reader)
     assert sum(latest(reader, later).values()) == 4 * EACH
     reader.stop()
+
+
+@pytest.mark.parametrize(("option", "value"), [("failOnDataLoss", "false"), ("onBrokerAway", "skip")])
+def test_a_stream_of_an_older_spark_does_not_forget_a_broker_that_is_away(
+    two: Two, topic: str, option: str, value: str
+) -> None:
+    """Spark 4.0 and 4.1 do not tell the position: an end without the broker's queues would become the next
+    one, and all their messages would come again."""
+
+    def older(patience_ms: int) -> UnpositionedStreamReader:
+        given = options(two, topic, startingOffsets="earliest", pullTimeoutMs=patience_ms, **{option: value})
+        return UnpositionedStreamReader(read_options(given, streaming=True), SCHEMA)
+
+    reader = older(300)
+    with two.away(), pytest.raises(BrokersAway, match=f"{OTHER}.*without a drain"):
+        reader.latestOffset()
+    reader.stop()
+    again = older(60_000)
+    assert sum(offsets_of(again.latestOffset()).values()) == 2 * EACH
+    again.stop()
 
 
 def until_known(reader: StreamReader) -> None:

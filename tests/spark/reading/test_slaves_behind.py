@@ -20,7 +20,7 @@ from rmq.spark import cluster
 from rmq.spark.cluster import BrokersAway
 from rmq.spark.offsets import offsets_of, offsets_tree
 from rmq.spark.options import read_options
-from rmq.spark.source import BatchReader, StreamReader
+from rmq.spark.source import BatchReader, StreamReader, UnpositionedStreamReader
 from tests.spark.cluster import Pair, another_broker, running
 from tests.spark.reading.streams import SCHEMA, SLAVE, count, latest, rows
 
@@ -120,3 +120,21 @@ def test_a_stream_neither_goes_back_nor_calls_it_loss(behind: tuple[Replicated, 
             assert rows(reader.partitions(start, end), reader.read) == 2 * EACH
             assert latest(reader, offsets_of(end)) == offsets_of(offsets_tree(offsets_of(end)))
         reader.stop()
+
+
+@pytest.mark.parametrize(
+    "more", [{"failOnDataLoss": False}, {"onBrokerAway": "skip"}, {"requireMasters": False}]
+)
+def test_a_stream_of_an_older_spark_does_not_go_back(
+    behind: tuple[Replicated, str], option: str, value: str
+) -> None:
+    """Spark 4.0 and 4.1 do not tell the position: the slave's end would become the next one."""
+    made, topic = behind
+    given = {"pullTimeoutMs": 300, "startingOffsets": "earliest", option: value}
+    options = read_options(made.pair.options(topic, **given), streaming=True)
+    reader = UnpositionedStreamReader(options, SCHEMA)
+    with pytest.raises(BrokersAway, match=f"masters waited for.*{NAME}"):
+        reader.latestOffset()
+    with made.master():
+        assert sum(offsets_of(reader.latestOffset()).values()) == 2 * EACH
+    reader.stop()

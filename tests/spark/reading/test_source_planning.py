@@ -41,6 +41,8 @@ class Stage:
         self.asked: list[Offsets] = []
         self.reader._open = lambda: self  # type: ignore[method-assign, assignment, return-value]
         self.reader._bounds = lambda *_, **__: dict(self.bounds)  # type: ignore[method-assign]
+        if isinstance(self.reader, UnpositionedStreamReader):
+            self.reader._whole_bounds = lambda: dict(self.bounds)  # type: ignore[method-assign]
 
     def places(self, offsets: Offsets) -> Places:
         """As a cluster's: each message has a place of its own, another one after the topic was made anew."""
