@@ -96,24 +96,25 @@ def notes_folder() -> Path:
 
 def read_notes(folder: Path) -> Notes:
     """The ended writes of each batch that is under way. What is no note is passed over."""
-    found: dict[str, Mapping[str, int]] = {}
+    found: dict[str, dict[str, int]] = {}
     for path in folder.glob("*.json"):
         try:
             tree = json.loads(path.read_text("utf-8"))
-            found[str(tree["attempt"])] = {str(label): int(count) for label, count in tree["writes"].items()}
+            counts = {str(label): int(count) for label, count in tree["writes"].items()}
+            found.setdefault(str(tree["attempt"]), {}).update(counts)
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             continue
     return found
 
 
 def note_write(folder: Path, batch: MicroBatch, label: str) -> None:
-    """Note the end of a write. Raises ConfigError where the folder cannot be written."""
-    counts = dict(read_notes(folder).get(batch.attempt, {}))
-    counts[label] = counts.get(label, 0) + 1
+    """Note the end of a write, in a file of its query and label: other writes may end at the same time.
+    Raises ConfigError where the folder cannot be written."""
+    count = read_notes(folder).get(batch.attempt, {}).get(label, 0) + 1
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        text = json.dumps({"attempt": batch.attempt, "writes": counts})
-        replace_file(folder / f"{batch.query}.json", text.encode())
+        text = json.dumps({"attempt": batch.attempt, "writes": {label: count}})
+        replace_file(folder / f"{batch.query}-{label}.json", text.encode())
         for path in folder.glob("*.json"):
             if path.stat().st_mtime < time.time() - KEPT_SECONDS:
                 path.unlink(missing_ok=True)

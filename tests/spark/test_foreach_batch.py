@@ -13,7 +13,7 @@ from pyspark.errors import PySparkException
 
 from rmq.client import blocking
 from rmq.message import Message, MessageQueue
-from rmq.spark import decoded, undecoded
+from rmq.spark import decoded, idempotent, undecoded
 from rmq.spark.idempotent import MicroBatch, label_of, note_write, read_notes
 from tests.spark.cluster import Pair, running
 from tests.spark.writing.keeping import KEEPS, bodies
@@ -94,3 +94,19 @@ def test_the_number_of_a_write_is_noted_for_one_attempt(tmp_path: pathlib.Path) 
     (tmp_path / "torn.json").write_text("{")
     note_write(tmp_path, second, label)
     assert read_notes(tmp_path) == {second.attempt: {label: 1}}
+
+
+def test_writes_that_end_at_the_same_time_are_both_noted(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batch = MicroBatch("q", "3", "q/3/run-1")
+    there = idempotent.replace_file
+
+    def replace(path: pathlib.Path, data: bytes) -> None:
+        monkeypatch.setattr(idempotent, "replace_file", there)
+        note_write(tmp_path, batch, "letters")  # ends while the other is about to be noted
+        there(path, data)
+
+    monkeypatch.setattr(idempotent, "replace_file", replace)
+    note_write(tmp_path, batch, "rows")
+    assert read_notes(tmp_path) == {batch.attempt: {"rows": 1, "letters": 1}}
