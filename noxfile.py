@@ -18,6 +18,7 @@ ICEBERG = "org.apache.iceberg:iceberg-spark-runtime-4.1_2.13:1.12.0"
 DECODE_AVRO = "tests/interop/spark/test_decode_avro.py"
 LAKEHOUSE = "tests/interop/spark/test_lakehouse.py"
 SPARK_DRILL = "tests/interop/spark/test_spark_drill.py"
+FOREACH_BATCH = "tests/spark/test_foreach_batch.py"
 SPARK_VERSIONS = "tests/interop/spark/test_spark_versions.py"
 
 
@@ -234,9 +235,11 @@ def runbooks(session: nox.Session) -> None:
 @nox.session
 @nox.parametrize("version", ["4.0.1", "4.1.1", "4.2.1", "4.3.0"])
 def spark_versions(session: nox.Session, version: str) -> None:
-    """A batch and streams on each Spark that pyproject.toml allows; needs Java 17 or the extra's."""
+    """A batch, streams and foreachBatch on each Spark that pyproject.toml allows; needs Java 17 or the
+    extra's."""
     session.install("-e", ".[test]", f"pyspark=={version}")
-    session.run("python", "-m", "pytest", "-s", "-m", "interop", SPARK_VERSIONS, *session.posargs)
+    tests = (SPARK_VERSIONS, FOREACH_BATCH)
+    session.run("python", "-m", "pytest", "-s", "-m", "interop or not interop", *tests, *session.posargs)
 
 
 @nox.session

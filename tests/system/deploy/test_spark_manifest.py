@@ -13,13 +13,18 @@ import yaml
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 
 
-def objects() -> list[dict[str, Any]]:
-    page = (ROOT / "docs" / "spark_scale.md").read_text("utf-8")
-    return list(yaml.safe_load_all(page.split("```yaml\n")[1].split("```")[0]))
+PAGES = ("spark_scale.md", "spark_jobs.md")
+
+
+def objects(page: str) -> list[dict[str, Any]]:
+    """The Kubernetes objects of a page."""
+    text = (ROOT / "docs" / page).read_text("utf-8")
+    blocks = [block.split("```")[0] for block in text.split("```yaml\n")[1:]]
+    return [one for block in blocks for one in yaml.safe_load_all(block) if "apiVersion" in one]
 
 
 def test_the_driver_is_found_by_its_executors() -> None:
-    by_kind = {one["kind"]: one for one in objects()}
+    by_kind = {one["kind"]: one for one in objects("spark_scale.md")}
     pod = by_kind["Deployment"]["spec"]["template"]
     assert by_kind["Service"]["spec"]["selector"].items() <= pod["metadata"]["labels"].items()
     assert pod["spec"]["serviceAccountName"] == by_kind["ServiceAccount"]["metadata"]["name"]
@@ -29,11 +34,18 @@ def test_the_driver_is_found_by_its_executors() -> None:
     named = (conf["spark.driver.port"], conf["spark.driver.blockManager.port"])
     assert named == (str(ports["driver"]), str(ports["blocks"]))
     assert conf["spark.driver.host"].split(".")[0] == by_kind["Service"]["metadata"]["name"]
+    # Kubernetes deletes executors of a lost driver if they know its pod.
+    assert conf["spark.kubernetes.driver.pod.name"] == "$(POD_NAME)"
+    (name,) = (one for one in container["env"] if one["name"] == "POD_NAME")
+    assert name["valueFrom"]["fieldRef"]["fieldPath"] == "metadata.name"
 
 
 @pytest.mark.skipif(shutil.which("kubernetes-validate") is None, reason="no kubernetes-validate here")
-def test_kubernetes_takes_the_manifest(tmp_path: pathlib.Path) -> None:
-    (file := tmp_path / "objects.yaml").write_text(yaml.safe_dump_all(objects()))
+@pytest.mark.parametrize("page", PAGES)
+def test_kubernetes_takes_the_manifest(page: str, tmp_path: pathlib.Path) -> None:
+    found = objects(page)
+    assert any(one["kind"] == "Deployment" for one in found)
+    (file := tmp_path / "objects.yaml").write_text(yaml.safe_dump_all(found))
     command = ["kubernetes-validate", "--strict", "-k", "1.34", str(file)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout

@@ -1,0 +1,88 @@
+"""Declarative pipelines (`spark-pipelines run`): a streaming table from a topic and a view over it. The next
+run adds only the new messages."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import pathlib
+import subprocess
+import sys
+from collections import Counter
+
+import pytest
+
+from rmq.spark.runtime import java_home
+from tests.interop.spark.spark_cluster import spark_home
+from tests.spark.cluster import running
+
+pytest.importorskip("pyspark.pipelines", reason="Spark 4.1 or later")
+
+FIRST, MORE = 300, 200
+SPEC = """
+name: orders
+storage: file://{folder}/storage
+libraries:
+  - glob: {{include: definitions/*.py}}
+configuration:
+  spark.sql.shuffle.partitions: "2"
+"""
+DEFINITIONS = """
+from pyspark import pipelines as dp
+from pyspark.sql import SparkSession, functions as F
+
+spark = SparkSession.active()
+OPTIONS = {options!r}
+
+@dp.table
+def orders():
+    rows = spark.readStream.format("rmq").options(**OPTIONS).load()
+    return rows.select("queueId", "queueOffset", F.col("body").cast("string").alias("body"))
+
+@dp.materialized_view
+def by_queue():
+    return spark.read.table("orders").groupBy("queueId").count()
+"""
+
+
+def rows_of(folder: pathlib.Path, table: str) -> list[dict[str, object]]:
+    """The rows of a table's files."""
+    import pyarrow.parquet as pq
+
+    paths = sorted((folder / "spark-warehouse" / table).glob("*.parquet"))
+    return [row for path in paths for row in pq.read_table(path).to_pylist()]
+
+
+@pytest.mark.interop
+@pytest.mark.skipif(importlib.util.find_spec("grpc_status") is None, reason="needs pyspark[connect]")
+def test_a_streaming_table_has_each_message_once(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "definitions").mkdir()
+    (tmp_path / "spark-pipeline.yml").write_text(SPEC.format(folder=tmp_path))
+    with running(tmp_path / "cluster") as cluster, java_home() as java:
+        cluster.make_topic("In", 2)
+        options = cluster.options("In", startingOffsets="earliest")
+        (tmp_path / "definitions" / "orders.py").write_text(DEFINITIONS.format(options=options))
+        environment = {
+            **os.environ,
+            "JAVA_HOME": str(java),
+            "PYSPARK_PYTHON": sys.executable,
+            "PYTHONPATH": os.pathsep.join(sys.path),
+            "SPARK_HOME": str(spark_home()),
+            "SPARK_LOCAL_IP": "127.0.0.1",
+        }
+        for first, count in (0, FIRST), (FIRST, MORE):
+            cluster.send("In", count, first=first, queues=2)
+            done = subprocess.run(
+                [str(spark_home() / "bin" / "spark-pipelines"), "run"],
+                env=environment,
+                cwd=tmp_path,
+                capture_output=True,
+                text=True,
+                timeout=600,
+            )
+            assert done.returncode == 0, done.stdout + done.stderr
+            total = first + count
+            bodies = Counter(str(row["body"]) for row in rows_of(tmp_path, "orders"))
+            assert bodies == Counter(f"b{n}" for n in range(total))
+            counts = {row["queueId"]: row["count"] for row in rows_of(tmp_path, "by_queue")}
+            assert counts == {0: total // 2, 1: total // 2}
