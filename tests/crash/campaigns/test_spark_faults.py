@@ -43,6 +43,7 @@ FORM, _, JAR = os.environ.get("RMQ_LAKEHOUSE", "").partition(":")
 FAULTS = int(os.environ.get("RMQ_SPARK_FAULTS", "20"))
 SEED = int(os.environ.get("RMQ_KILL_SEED", "1"))
 NONE = Difference(0, 0)
+CHECK_MEMORY, EXAMPLES = "3g", 5
 Places = Mapping[tuple[str, int, int], bytes]
 
 
@@ -71,10 +72,11 @@ def in_tables(job: Job, folder: pathlib.Path) -> dict[str, Counter[Hashable]]:
     from rmq.spark import read_table, session
 
     def rows(frame: DataFrame) -> Counter[Hashable]:
-        found = frame.select("brokerName", "queueId", "queueOffset", "body").collect()
+        found = frame.select("brokerName", "queueId", "queueOffset", "body").toLocalIterator()
         return counted(((row[0], row[1], row[2]), bytes(row[3])) for row in found)
 
-    spark = session("check", master="local[2]", settings=job.settings)
+    settings = {**job.settings, "spark.driver.memory": CHECK_MEMORY}
+    spark = session("check", master="local[2]", settings=settings)
     try:
         tables = {"parquet": rows(read_table(spark, f"{folder}/parquet", to="parquet"))}
         if FORM == "iceberg":
@@ -99,15 +101,16 @@ def test_each_message_is_in_each_target_once_whatever_fails(
 
     truth: Places = stored(brokers.namesrv, IN)
     bodies = counted(truth.values())
-    topics = {topic: counted(stored(brokers.namesrv, topic).values()) for topic in (OUT, EACH, LETTERS)}
+    there = {topic: counted(stored(brokers.namesrv, topic).values()) for topic in (OUT, EACH, LETTERS)}
     expected = {
         OUT: bodies,
         EACH: counted(each for each in truth.values() if is_good(each)),
         LETTERS: counted(each for each in truth.values() if not is_good(each)),
     }
-    found = {name: difference(expected[name], there) for name, there in topics.items()}
     tables = in_tables(job, tmp_path)
-    found |= {name: difference(counted(truth.items()), there) for name, there in tables.items()}
+    there |= tables
+    expected |= {name: counted(truth.items()) for name in tables}
+    found = {name: difference(expected[name], there[name]) for name in there}
     lost = len(set(sent.acknowledged) - set(truth.values()))
     print(
         f"seed {SEED}: {FAULTS} faults {dict(faults.made)}, {len(sent.acknowledged)} messages acknowledged,"
@@ -115,8 +118,10 @@ def test_each_message_is_in_each_target_once_whatever_fails(
         f" {len(job.ended)} streams failed and were started again"
     )
     for name, one in found.items():
-        count = (topics | tables)[name].total()
-        print(f"{name}: {count} rows, {one.lost} lost, {one.doubled} doubled")
+        print(f"{name}: {there[name].total()} rows, {one.lost} lost, {one.doubled} doubled")
+        for kind, some in ("lost", expected[name] - there[name]), ("doubled", there[name] - expected[name]):
+            for example in list(some)[:EXAMPLES]:
+                print(f"  {kind}: {str(example)[:200]}")
     assert lost == 0
     assert len(truth) > 20 * FAULTS
     assert found == dict.fromkeys(found, NONE)

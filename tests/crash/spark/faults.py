@@ -28,6 +28,8 @@ LETTERS = f"%DLQ%{GROUP}"
 STEP_SECONDS = 900
 CUT_OFF = {"haMasterAddress": "127.0.0.1:1"}
 KEEPS = {"idempotentSendKeepTime": "86400000"}
+WRITE_PAUSE = 0.2
+"""Seconds between two batches of the producers: an hour of faults gives some 300,000 messages to compare."""
 
 
 def body(number: int) -> bytes:
@@ -297,4 +299,4 @@ def make_topics(namesrv: str) -> None:
 
 def writers(namesrv: str) -> Writers:
     """The producers of the campaign."""
-    return Writers(namesrv, body)
+    return Writers(namesrv, body, pause=WRITE_PAUSE)

@@ -23,6 +23,7 @@ from tests.ports import free_ports
 BROKERS = ("one", "two")
 TOPIC = "Lake"
 START_SECONDS = 900
+PULL = 1024
 
 
 def plain_body(number: int) -> bytes:
@@ -31,12 +32,14 @@ def plain_body(number: int) -> bytes:
 
 
 class Writers:
-    """Sends to both brokers until stopped; `acknowledged` are the bodies of what was. `body` makes the body
-    of a number."""
+    """Producers that send batches of 20 messages to both brokers until stopped, `pause` seconds apart;
+    `acknowledged` are the bodies of stored messages. `body` makes the body of a number."""
 
-    def __init__(self, namesrv: str, body: Callable[[int], bytes] = plain_body) -> None:
+    def __init__(
+        self, namesrv: str, body: Callable[[int], bytes] = plain_body, *, pause: float = 0.05
+    ) -> None:
         self.namesrv = namesrv
-        self._body = body
+        self._body, self._pause = body, pause
         self.acknowledged: list[bytes] = []
         self.refused = 0
         self._stopped = threading.Event()
@@ -53,7 +56,7 @@ class Writers:
     def _run(self) -> None:
         number = 0
         with blocking.connect(self.namesrv) as client, client.producer("writers") as producer:
-            while not self._stopped.wait(0.05):
+            while not self._stopped.wait(self._pause):
                 bodies = [self._body(n) for n in range(number, number + 20)]
                 number += 20
                 try:
@@ -169,7 +172,7 @@ def stored(namesrv: str, topic: str = TOPIC) -> dict[tuple[str, int, int], bytes
         for queue in consumer.message_queues(topic):
             at, end = consumer.min_offset(queue), consumer.max_offset(queue)
             while at < end:
-                for message in consumer.pull(queue, at).messages:
+                for message in consumer.pull(queue, at, max_messages=PULL).messages:
                     found[queue.broker_name, queue.queue_id, message.queue_offset] = message.body
                     at = message.queue_offset + 1
     return found
