@@ -123,7 +123,7 @@ def test_a_stream_neither_goes_back_nor_calls_it_loss(behind: tuple[Replicated, 
 
 
 @pytest.mark.parametrize(
-    "more", [{"failOnDataLoss": False}, {"onBrokerAway": "skip"}, {"requireMasters": False}]
+    ("option", "value"), [("failOnDataLoss", "false"), ("onBrokerAway", "skip"), ("requireMasters", "false")]
 )
 def test_a_stream_of_an_older_spark_does_not_go_back(
     behind: tuple[Replicated, str], option: str, value: str
