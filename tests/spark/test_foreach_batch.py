@@ -9,11 +9,12 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
+from pyspark import InheritableThread
 from pyspark.errors import PySparkException
 
 from rmq.client import blocking
 from rmq.message import Message, MessageQueue
-from rmq.spark import decoded, idempotent, undecoded
+from rmq.spark import decoded, idempotent, register, undecoded
 from rmq.spark.idempotent import MicroBatch, label_of, note_write, read_notes
 from tests.spark.cluster import Pair, running
 from tests.spark.writing.keeping import KEEPS, bodies
@@ -43,15 +44,26 @@ def test_a_batch_that_comes_again_stores_each_row_once(
     sink = {"nameServer": pair.names, "exactlyOnce": "true", "requireBrokers": pair.broker}
     attempts: list[int] = []
 
+    def tick(rows: DataFrame, name: str = "") -> None:
+        if name:
+            register(spark)
+        ticks = rows.selectExpr("'tick' as body").write.format("rmq")
+        ticks.options(**sink, topic="Ticks", writeName=name).mode("append").save()
+
     def take(frame: DataFrame, batch_id: int) -> None:
-        """The recipe of docs/spark.md; and two equal writes more, which are not taken for one."""
+        """The recipe of docs/spark.md; and more writes of equal rows, two of them in parallel, none of which
+        is taken for another."""
         attempts.append(batch_id)
         rows = decoded(frame, "id long", bad="dlq").persist()
         good = rows.where("decodeError is null")
         good.select("body").write.format("rmq").options(**sink, topic="Out").mode("append").save()
         for _ in range(2):
-            ticks = good.selectExpr("'tick' as body")
-            ticks.write.format("rmq").options(**sink, topic="Ticks").mode("append").save()
+            tick(good)
+        threads = [InheritableThread(target=tick, args=(good, name)) for name in ("one", "two")]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
         undecoded(rows, "readers").write.format("rmq").options(**sink).mode("append").save()
         rows.unpersist()
         if len(attempts) == 1:
@@ -75,7 +87,7 @@ def test_a_batch_that_comes_again_stores_each_row_once(
     wanted = Counter(f'{{"id": {n}}}' for n in range(GOOD))
     assert Counter(bodies(pair.names, "Out")) == wanted
     assert Counter(bodies(pair.names, "%DLQ%readers")) == Counter(f"no json {n}" for n in range(BAD))
-    assert len(bodies(pair.names, "Ticks")) == 2 * GOOD
+    assert len(bodies(pair.names, "Ticks")) == 4 * GOOD
 
 
 def test_the_number_of_a_write_is_noted_for_one_attempt(tmp_path: pathlib.Path) -> None:

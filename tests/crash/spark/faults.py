@@ -26,6 +26,8 @@ REPLICATED, SINGLE = BROKERS = ("one", "two")
 """A master with a slave, and a master alone."""
 LETTERS = f"%DLQ%{GROUP}"
 STEP_SECONDS = 900
+EVERY_SECONDS = 2.0
+"""From one batch of a stream to the next."""
 CUT_OFF = {"haMasterAddress": "127.0.0.1:1"}
 KEEPS = {"idempotentSendKeepTime": "86400000"}
 WRITE_PAUSE = 0.2
@@ -154,7 +156,7 @@ class Job:
         }
         self.ended: list[str] = []
         """Why streams failed, of those that did not end by a kill."""
-        self._process = self._start(every=1.0, most=4000)
+        self._process = self._start(every=EVERY_SECONDS, most=4000)
 
     def _start(self, *, every: float | None, most: int) -> Process:
         text = json.dumps({**self._given, "every": every, "most": most})
@@ -167,7 +169,7 @@ class Job:
         self._process.kill()
 
     def restart(self) -> None:
-        self._process = self._start(every=1.0, most=4000)
+        self._process = self._start(every=EVERY_SECONDS, most=4000)
 
     def supervise(self) -> None:
         """Start the streams again if one has failed."""

@@ -28,7 +28,7 @@ IN, OUT, EACH, GROUP = "Lake", "LakeOut", "LakeEach", "lake"
 """The topic that is read, those that the sink and foreachBatch write, and the group of the dead letters."""
 SCHEMA = "n long, text string"
 TABLE = "lake.shop.orders"
-PLAN_SECONDS = 20.0
+PLAN_SECONDS = 10.0
 STARVED = "failed to connect back"
 """Spark's error where a Python worker takes longer than 10 s to start, as on a busy machine."""
 
