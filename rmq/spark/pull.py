@@ -30,6 +30,7 @@ from rmq.protocol.codes import ResponseCode
 from rmq.protocol.record import decode_record
 from rmq.remoting.loop import unwrap_groups
 from rmq.spark.cluster import Loop, client_of, masters_away
+from rmq.spark.formats.arrays import at_every_byte
 from rmq.spark.formats.records import decode_batch, each_fitting, record_starts
 from rmq.spark.formats.schema import arrow_schema
 from rmq.spark.offsets import QueueRange, lost
@@ -371,5 +372,6 @@ class RangeReader:
 
 def queue_offsets(data: bytes, starts: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """The queue offsets of the records that begin at `starts`."""
-    raw = np.frombuffer(data, np.uint8)
-    return raw[starts[:, None] + (_OFFSET_AT + np.arange(8))].view(">i8").ravel().astype(np.int64)
+    everywhere = at_every_byte(np.frombuffer(data, np.uint8), np.dtype(">i8"))
+    found: np.ndarray[Any, Any] = everywhere[starts + _OFFSET_AT].astype(np.int64)
+    return found
