@@ -17,7 +17,7 @@ from rmq.errors import StoreError
 from rmq.protocol.properties import index_keys, is_indexed
 from rmq.store.files.commitlog import CommitLog
 from rmq.store.files.index import Entry, Index
-from rmq.store.files.scan import Scan, Scanned, next_good
+from rmq.store.files.scan import Scan, Scanned, next_good, why_no_record
 
 if TYPE_CHECKING:
     from rmq.protocol._engine import Rows
@@ -137,11 +137,15 @@ class Reput:
         return topic, tuple(lacking), position, timestamp
 
     def _skip_damage(self, position: int) -> None:
-        following = next_good(self._log.segments, position)
-        self.behind = self._log.end if following is None else min(following.position, self._log.end)
+        segments, end = self._log.segments, self._log.end
+        following = next_good(segments, position)
+        if following is None and not why_no_record(segments, position, end):
+            self.behind = end  # a slave has a part of a record: `add` gets its entry when it is whole
+            return
+        self.behind = end if following is None else min(following.position, end)
         log.error(
             "%s: no good record at %d, the index goes on at %d",
-            self._log.segments.folder,
+            segments.folder,
             position,
             self.behind,
         )

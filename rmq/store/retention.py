@@ -38,6 +38,7 @@ class DiskState:
     free_bytes: int
     is_writable: bool = True
     reason: str = ""
+    total_bytes: int = 0
 
 
 @frozen
@@ -63,7 +64,7 @@ def disk_state(usage: DiskUsage, config: StoreConfig) -> DiskState:
             f"the disk is {usage.ratio:.0%} full with {usage.free_bytes} bytes free, {limit}: "
             "free some space, or lower fileReservedTime"
         )
-    return DiskState(usage.ratio, usage.free_bytes, not reason, reason)
+    return DiskState(usage.ratio, usage.free_bytes, not reason, reason, usage.total_bytes)
 
 
 def why_clean(usage: DiskUsage, config: StoreConfig, now_ms: int) -> str:

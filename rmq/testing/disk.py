@@ -426,7 +426,7 @@ class MemoryDisk:
             return DiskUsage(0.01, 1 << 50)
         used = self.used
         free = max(self.capacity - used, 0)
-        return DiskUsage(-(-used * 100 // (used + free)) / 100 if free else 1.0, free)
+        return DiskUsage(-(-used * 100 // (used + free)) / 100 if free else 1.0, free, self.capacity)
 
     def lock(self, path: str) -> _Lock:
         """See Disk."""

@@ -390,12 +390,11 @@ class Admin:
         store = self._store
         state = store.disk_state()
         ratio = f"{state.ratio:.4f}"
-        total = round(state.free_bytes / (1 - state.ratio)) if state.ratio < 1 else 0
         return {
             "commitLogDiskRatio": ratio,
             f"commitLogDiskRatio_{self._settings.store.commit_log_path}": ratio,
             "consumeQueueDiskRatio": ratio,
-            "commitLogDirCapacity": f"Total : {_size(total)}, Free : {_size(state.free_bytes)}.",
+            "commitLogDirCapacity": f"Total : {_size(state.total_bytes)}, Free : {_size(state.free_bytes)}.",
             "commitLogMinOffset": str(store.min_physical_offset),
             "commitLogMaxOffset": str(store.max_physical_offset),
             "dispatchBehindBytes": str(store.dispatch_behind_bytes),

@@ -35,12 +35,13 @@ Bytes = bytes | bytearray | memoryview
 
 @frozen
 class DiskUsage:
-    """How full the file system under the store is; `ratio` in 0..1, rounded up to whole per cents as the
+    """The usage of the file system under the store; `ratio` in 0..1, rounded up to whole per cents as the
     Java broker does.
     """
 
     ratio: float
     free_bytes: int
+    total_bytes: int = 0
 
 
 class Segment(Protocol):
@@ -517,7 +518,7 @@ class RealDisk:
             state = os.statvfs(_nearest(path))
         used = (state.f_blocks - state.f_bfree) * state.f_frsize
         free = state.f_bavail * state.f_frsize
-        return DiskUsage(-(-used * 100 // max(used + free, 1)) / 100, free)
+        return DiskUsage(-(-used * 100 // max(used + free, 1)) / 100, free, used + free)
 
     def lock(self, path: str) -> Lock:
         if sys.platform == "win32":

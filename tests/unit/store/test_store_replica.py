@@ -83,6 +83,24 @@ def copy(master: Store, slave: Store, reach: int) -> None:
         position += len(data)
 
 
+def test_a_part_of_a_record_is_no_damage_for_the_index(caplog: pytest.LogCaptureFixture) -> None:
+    """A disk that is full in the middle of a record: the slave cuts the part, and gets it again."""
+    master, slave = open_store(), open_store(broker_role=BrokerRole.SLAVE)
+    for number in range(3):
+        send(master, record("x" * 100, unique=f"K{number}"))
+    whole, size = last_of(master, 1), last_of(master, 2) - last_of(master, 1)
+    copy(master, slave, whole + size // 2)
+    slave.cut_partial()
+    copy(master, slave, whole + size // 2)
+    while slave.dispatch():
+        pass
+    assert "no good record" not in caplog.text
+    copy(master, slave, master.max_physical_offset)
+    while slave.dispatch():
+        pass
+    assert [len(slave.query("Orders", f"K{number}", 5, 0, 1 << 60)) for number in range(3)] == [1, 1, 1]
+
+
 def test_a_slave_s_full_queue_files_are_written_as_they_fill() -> None:
     """Else it would hold in memory what its master sends, until its next sync."""
     master, disk = open_store(), MemoryDisk()

@@ -248,9 +248,11 @@ def test_the_figures_of_a_broker() -> None:
 
 
 def test_the_figures_of_a_broker_whose_disk_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(MemoryDisk, "usage", lambda disk, path: DiskUsage(1.0, 0))
+    monkeypatch.setattr(MemoryDisk, "usage", lambda disk, path: DiskUsage(1.0, 480 << 10, 85 << 20))
     answer = Rig().one(Command.request(RequestCode.GET_BROKER_RUNTIME_INFO))
-    assert bodies.KVTable.from_json(answer.body).table["commitLogDiskRatio"] == "1.0000"
+    table = bodies.KVTable.from_json(answer.body).table
+    assert table["commitLogDiskRatio"] == "1.0000"
+    assert table["commitLogDirCapacity"] == "Total : 85.0 MiB, Free : 480.0 KiB."
 
 
 def test_all_rows_that_the_administrators_tools_read() -> None:
