@@ -335,8 +335,11 @@ class Follower:
                     )
                     pause = DAMAGED_SECONDS
                 except link_errors(*REMOTE, StoreError, ConfigError) as error:
-                    log.warning("the link to master %s has ended: %s", address, error)
+                    if self._is_new(str(error)):
+                        log.warning("the link to master %s has ended: %s", address, error)
                     self._follows_not(f"the link to {address}: {error}")
+                    if isinstance(error, StoreError):  # such as a full disk of this slave
+                        pause = max(pause, RETRY_SECONDS)
                 finally:
                     self._broker.replica.follows(is_following=False)
             await anyio.sleep(pause if address else min(pause, 1.0))
@@ -355,11 +358,17 @@ class Follower:
         """Stop following until the reason is gone. Our files stay as they are."""
         self._follows_not(reason)
         self._broker.replica.stop(reason)
+        if self._is_new(reason):
+            log.error("this slave has STOPPED following master %s: %s", address, reason)
+
+    def _is_new(self, reason: str) -> bool:
+        """Whether the log lacks this reason, or has not repeated it for WARNING_SECONDS."""
         before, at = self._complained
         now = anyio.current_time()
-        if reason != before or now - at >= WARNING_SECONDS:
-            self._complained = reason, now
-            log.error("this slave has STOPPED following master %s: %s", address, reason)
+        if reason == before and now - at < WARNING_SECONDS:
+            return False
+        self._complained = reason, now
+        return True
 
     def _ha_address(self) -> str:
         known = self._broker.registration

@@ -383,6 +383,30 @@ async def test_a_master_whose_disk_takes_nothing_gives_way(
         assert found.stored(first) == found.stored(second)
 
 
+async def test_a_replica_whose_disk_is_full_asks_seldom_and_says_it_once_a_minute(
+    autojump_clock: trio.testing.MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with controlled_set(2, replica_lag_ms=1000) as (found, client):
+        first, second = found.nodes
+        await found.begin(client)
+        async with client.producer("P") as producer:
+            assert await found.send(producer, "a")
+            second.has_bad_disk = True
+            second.disk.capacity = second.disk.used
+            for number in range(40):
+                await found.sent(producer, f"b{number}" + "x" * 1000)
+            await found.until(inSync=[1])
+            caplog.clear()
+            await trio.sleep(120)
+            said = [line.getMessage() for line in caplog.records if line.name == "rmq.ha"]
+            assert 1 <= sum("the link to master" in text for text in said) <= 3, said
+            assert sum("following master" in text for text in said) <= 30, said
+            second.disk.capacity = None
+            await found.until(inSync=[1, 2])
+        await trio.sleep(2)
+        assert found.stored(first) == found.stored(second)
+
+
 async def test_a_master_that_is_alone_stays_though_its_disk_takes_nothing(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
