@@ -11,7 +11,15 @@ from typing import TYPE_CHECKING, Final
 from attrs import Factory, evolve, frozen
 
 from rmq.clock import wall_clock_ms
-from rmq.errors import ConsumerNotOnline, NoPermission, NoRoute, RmqError, TopicNotExist, Unreachable
+from rmq.errors import (
+    ConsumerNotOnline,
+    NoPermission,
+    NoRoute,
+    ResponseError,
+    RmqError,
+    TopicNotExist,
+    Unreachable,
+)
 from rmq.message import dlq_topic
 from rmq.operate.accounts import differences
 from rmq.operate.controllers import Controllers
@@ -85,6 +93,7 @@ async def examine(
     async with connect(";".join(alive)) as client:
         facts, tables = await _cluster(client.admin, facts, now_ms, step)
         facts = evolve(facts, controllers=await _controllers(client.admin, facts, controllers))
+        facts = evolve(facts, unheard=await _unheard(client.admin, facts, now_ms))
         if expected is not None:
             facts = evolve(facts, expected=await _expectation(client.admin, expected, tables))
     step(1)
@@ -197,6 +206,31 @@ async def _controllers(admin: Admin, facts: Facts, given: Sequence[str]) -> Sequ
     servers = [address for address in facts.name_servers if address not in named]
     states = await Controllers([*named, *servers], admin.call).states()
     return [one for one in states if not (one.address in servers and one.error)]
+
+
+async def _unheard(admin: Admin, facts: Facts, now_ms: Callable[[], int]) -> list[BrokerFacts]:
+    """The replicas that the leading controller counts as dead, and that answer all the same, such as a broker
+    with a wrong clock, whose signatures nobody accepts."""
+    registered = {broker.address for broker in facts.brokers}
+    places = [
+        BrokerFacts(one.cluster, one.name, replica.number, replica.address)
+        for one in (facts.leading.sets if facts.leading is not None else ())
+        for replica in one.replicas
+        if replica.lives is False and replica.address not in registered
+    ]
+
+    async def look(number: int) -> BrokerFacts | None:
+        place, asked_at = places[number], now_ms()
+        try:
+            runtime = await admin.broker_runtime(place.address)
+        except ResponseError as error:
+            return evolve(place, error=error.remark or str(error))
+        except RmqError:
+            return None
+        return evolve(place, runtime=runtime, asked_at=asked_at)
+
+    seen = await ask_each(range(len(places)), look)
+    return [one for one in seen.values() if one is not None]
 
 
 async def _expectation(admin: Admin, manifest: Manifest, tables: _Tables) -> Expectation:

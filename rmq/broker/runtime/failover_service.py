@@ -481,6 +481,8 @@ class FailoverService:
         # Controllers come and go while brokers run: those that are now are asked too when others are silent.
         self._addresses = [*self._given, *(one for one in answer.controllers if one not in self._given)]
         manager.heard(answer, asked_at)
+        if self._broker is not None:
+            self._health.has(CONTROLLERS)
         self._look()
         if self._led and self._broker is not None:
             if manager.stepping_down:
@@ -587,8 +589,8 @@ class FailoverService:
     def _complain(self, reason: str, *, is_refusal: bool = False) -> None:
         """Log an error of the controllers, at intervals. A refusal is logged at once, since an operator must
         act on it."""
-        if CONTROLLERS in self._health.lacking:
-            self._health.lacks(CONTROLLERS, reason)
+        if CONTROLLERS in self._health.lacking or (self._led and not self._manager.has_lease()):
+            self._health.lacks(CONTROLLERS, reason)  # a master without a lease takes no messages
         now = anyio.current_time()
         if now >= self._next_warning_at or (is_refusal and reason != self._refused):
             self._next_warning_at, self._refused = now + WARNING_SECONDS, reason if is_refusal else ""

@@ -48,7 +48,11 @@ def diagnose(facts: Facts) -> list[Finding]:
         *findings_of_refused(facts),
         *(finding for broker in facts.brokers for finding in findings_of_broker(broker)),
         *_cluster_findings(facts),
-        *(findings_of_controllers(facts.controllers, facts.brokers) if facts.controllers else ()),
+        *(
+            findings_of_controllers(facts.controllers, facts.brokers, facts.unheard)
+            if facts.controllers
+            else ()
+        ),
         *(findings_of_expectation(facts.expected) if facts.expected is not None else ()),
         *_account_findings(facts),
         *_topic_findings(facts),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Final
 
 from rmq.operate.controllers import (
@@ -13,16 +13,20 @@ from rmq.operate.controllers import (
     is_member,
     leases,
 )
+from rmq.operate.diagnosis.brokers import SKEW_MS, clock_ahead_ms
 from rmq.operate.diagnosis.facts import BrokerFacts, Finding
 
 LOST_JOURNAL: Final = "has lost its journal"
 
 
 def findings_of_controllers(
-    states: Sequence[ControllerState], brokers: Sequence[BrokerFacts] = ()
+    states: Sequence[ControllerState],
+    brokers: Sequence[BrokerFacts] = (),
+    unheard: Sequence[BrokerFacts] = (),
 ) -> list[Finding]:
     """Judge the states of controllers, and the sets in their table. `brokers` are the brokers at the name
-    servers, to compare the table with; empty: no comparison."""
+    servers, to compare the table with; empty: no comparison. `unheard` are the replicas that the controllers
+    count as dead, and that answered."""
     leading = next((one for one in states if one.is_leading), None)
     found = [finding for one in states for finding in _of_controller(one, leading)]
     if leading is None:
@@ -31,8 +35,11 @@ def findings_of_controllers(
         return found
     found += _of_all(states, leading)
     registered = {broker.address for broker in brokers}
+    answered = {
+        broker.address: broker for broker in (*brokers, *unheard) if broker.runtime or broker in unheard
+    }
     for one in leading.sets:
-        found += _of_set(one, registered)
+        found += _of_set(one, registered, answered)
     if brokers:
         found += _compared(leading, brokers)
     return found
@@ -75,7 +82,9 @@ def _of_all(states: Sequence[ControllerState], leading: ControllerState) -> Iter
         yield Finding("note", "controllers", what, "add or drop one")
 
 
-def _of_set(one: ControlledSet, registered: Collection[str]) -> Iterator[Finding]:
+def _of_set(
+    one: ControlledSet, registered: Collection[str], answered: Mapping[str, BrokerFacts]
+) -> Iterator[Finding]:
     where = f"broker {one.name}"
     living = [replica for replica in one.replicas if replica.lives is not False]
     if not living:
@@ -86,7 +95,9 @@ def _of_set(one: ControlledSet, registered: Collection[str]) -> Iterator[Finding
     if one.master not in {replica.number for replica in living}:
         yield Finding("wrong", where, _no_master(one), _way_to_master(one))
     for replica in one.replicas:
-        if replica.lives is False or (replica.lives is None and _heir(one, replica)):
+        if replica.lives is False and replica.address in answered and _heir(one, replica) is None:
+            yield _of_unheard(one, replica, answered[replica.address])
+        elif replica.lives is False or (replica.lives is None and _heir(one, replica)):
             yield _of_dead(one, replica)
         elif replica.lives is None and registered and replica.address not in registered:
             what = f"replica {replica.number} at {replica.address}: no name server knows it, and the leading"
@@ -129,6 +140,18 @@ def _heir(one: ControlledSet, replica: Replica) -> Replica | None:
     return next((other for other in others if other.address == replica.address), None)
 
 
+def _of_unheard(one: ControlledSet, replica: Replica, broker: BrokerFacts) -> Finding:
+    """A replica that runs. Mostly its clock is wrong, so that its signatures are refused."""
+    ahead = clock_ahead_ms(broker) or 0
+    why = f": {broker.error}" if broker.error else ""
+    if not why and abs(ahead) > SKEW_MS:
+        way = "ahead of" if ahead > 0 else "behind"
+        why = f": its clock is {abs(ahead) / 1000:.0f} s {way} this machine's"
+    what = f"replica {replica.number} at {replica.address} runs, but the controllers do not hear it{why}"
+    todo = "compare the clocks, and see its /ready and its log; do not remove the replica"
+    return Finding("wrong", f"broker {one.name}", what, todo)
+
+
 def _of_dead(one: ControlledSet, replica: Replica) -> Finding:
     heir = _heir(one, replica)
     forget = f"`rmq controller remove {one.name} {replica.number}`"
@@ -137,7 +160,8 @@ def _of_dead(one: ControlledSet, replica: Replica) -> Finding:
         todo = f"{forget}, so that the controllers stop counting it"
         return Finding("wrong", f"broker {one.name}", f"{what} {heir.number} now", todo)
     what = f"replica {replica.number} at {replica.address} is dead"
-    return Finding("wrong", f"broker {one.name}", what, f"start it; {forget} if it is gone for good")
+    todo = f"start it, or see its log and its clock if it runs; {forget} if it is gone for good"
+    return Finding("wrong", f"broker {one.name}", what, todo)
 
 
 def _compared(leading: ControllerState, brokers: Sequence[BrokerFacts]) -> Iterator[Finding]:

@@ -90,6 +90,7 @@ class Facts:
     """Facts about a cluster. `name_servers`: address -> the known brokers, or the error; `topics`: topic ->
     the masters with the topic. `controllers` are the states of controllers, `missing` the brokers that left
     without a drain, `refused` the brokers that name servers refuse, `expected` an export to compare with.
+    `unheard` are replicas that the controllers count as dead, and that answered.
     `certificates`: name server -> the end of its certificate in ISO 8601, to compare with `now_ms`."""
 
     name_servers: Mapping[str, list[str] | str] = Factory(dict)
@@ -102,6 +103,7 @@ class Facts:
     missing: Sequence[MissingBroker] = ()
     refused: Sequence[RefusedBroker] = ()
     expected: Expectation | None = None
+    unheard: Sequence[BrokerFacts] = ()
     certificates: Mapping[str, str] = Factory(dict)
     now_ms: int = 0
 

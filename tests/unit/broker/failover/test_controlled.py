@@ -88,8 +88,11 @@ async def test_a_master_that_is_cut_off_acknowledges_nothing_and_follows_when_it
             assert set(found.acknowledged) <= set(found.stored(second))
             extra = set(found.stored(first)) - set(found.stored(second))
             assert extra  # it took what it could not acknowledge
+            assert "cannot connect" in first.health.lacking["controllers"]
+            assert second.health.is_ready
             found.network.heal()
             await found.until(inSync=[1, 2, 3])
+            assert first.health.is_ready
             assert await found.send(producer, "after")
             await trio.sleep(2)
             assert found.stored(first) == found.stored(second)

@@ -308,6 +308,14 @@ async def test_a_dead_replica_and_a_set_whose_only_replica_in_sync_is_left(
         await until(found, "broker s: no other in-sync replica lives: no failover is possible")
 
 
+async def test_a_replica_that_runs_and_that_nobody_hears(autojump_clock: trio.testing.MockClock) -> None:
+    async with controlled_set(3) as (found, client):
+        await found.begin(client)
+        away = [address.partition(":")[0] for address in (*CONTROLLERS, found.cluster.namesrv_address)]
+        found.network.partition(found.nodes[2].host, *away)
+        await until(found, "broker s: replica 3 at 10.0.1.3:10911 runs, but the controllers do not hear it")
+
+
 async def test_a_set_that_is_dead_where_the_name_servers_know_nobody(
     autojump_clock: trio.testing.MockClock,
 ) -> None:

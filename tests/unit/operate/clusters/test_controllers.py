@@ -261,3 +261,37 @@ def test_a_replica_whose_address_another_one_has_is_left_over_before_a_new_leade
     brokers = [BrokerFacts("C", "s", number - 1, f"h{number}:1") for number in (1, 3)]
     (found,) = (one for one in findings_of_controllers([leading], brokers) if one.where == "broker s")
     assert (found.level, found.what) == ("wrong", "replica 2 is left over: its address h3:1 is replica 3 now")
+
+
+@pytest.mark.parametrize(
+    ("broker", "words"),
+    [
+        (
+            BrokerFacts("C", "s", 2, "h2:1", error="the request was signed 86400 s ago"),
+            "runs, but the controllers do not hear it: the request was signed 86400 s ago",
+        ),
+        (
+            BrokerFacts(
+                *("C", "s", 2, "h2:1"),
+                runtime={
+                    "bootTimestamp": "7200000",
+                    "runtime": "[ 0 days, 1 hours, 0 minutes, 0 seconds ]",
+                },
+                asked_at=3_600_000,
+            ),
+            "runs, but the controllers do not hear it: its clock is 7200 s ahead of this machine's",
+        ),
+    ],
+    ids=["refused", "answers"],
+)
+def test_a_replica_that_answers_is_not_called_dead(broker: BrokerFacts, words: str) -> None:
+    """One with a wrong clock, whose signatures controllers refuse. An operator who believes that it is gone
+    for good would remove it."""
+    table = broker_set(2, 1, 1, 2)
+    table["replicas"][1] |= {"lives": False}
+    leading = state_of("a:1", state("a:1", leading=True, sets=[table]))
+    found = [one for one in findings_of_controllers([leading], [], [broker]) if "h2:1" in one.what]
+    assert [(one.level, one.what) for one in found] == [("wrong", f"replica 2 at h2:1 {words}")]
+    assert "compare the clocks" in found[0].what_to_do
+    (dead,) = (one for one in findings_of_controllers([leading]) if "h2:1" in one.what)
+    assert dead.what == "replica 2 at h2:1 is dead"
