@@ -27,6 +27,7 @@ from rmq.errors import (
     NETWORK_ERRORS,
     ConnectFailed,
     ConnectionLost,
+    NoPermission,
     RemoteProtocolError,
     RequestCodeNotSupported,
     RmqError,
@@ -54,6 +55,8 @@ MEMBER_SECONDS: Final = 30.0
 ELECTION_SECONDS: Final = 15.0
 """Seconds that a change waits for a leader while a majority of the controllers answers."""
 TLS_HINT: Final = "if it uses TLS, write tls:// before its address, or give --tls"
+REFUSES: Final = "refuses this account: "
+"""Begin of the error of a server that refuses an account which others accept."""
 NO_CONTROLLER: Final = "it is not a controller (setting controllers): name the controllers with --controllers"
 
 
@@ -180,12 +183,16 @@ class Controllers:
     # --- reading ---
 
     async def states(self) -> list[ControllerState]:
-        """Query the state of each controller: the given controllers, and the members that they know."""
-        states = await self._ask(self._given)
+        """Query the state of each controller: the given controllers, and the members that they know. Raises
+        NoPermission if all of them refuse the account; a single one has a fault, such as a wrong clock."""
+        refusals: list[NoPermission] = []
+        states = await self._ask(self._given, refusals)
+        if refusals and len(refusals) == len(states):
+            raise refusals[0]
         asked = {*self._given, *(self._named(one.own_address) for one in states if one.own_address)}
         others = {other for one in states for other in (*one.members.values(), *one.joining)}
         known = {self._named(other) for other in others}
-        return states + await self._ask(sorted(known - asked))
+        return states + await self._ask(sorted(known - asked), refusals)
 
     async def leading(self) -> ControllerState:
         """The state of the controller that leads. Raises NoLeadingController, with each controller's
@@ -204,7 +211,9 @@ class Controllers:
         """An address with the scheme of all, unless the address has a scheme."""
         return with_scheme(address, self._scheme) if self._scheme else address
 
-    async def _ask(self, addresses: Sequence[str]) -> list[ControllerState]:
+    async def _ask(
+        self, addresses: Sequence[str], refusals: list[NoPermission] | None = None
+    ) -> list[ControllerState]:
         found = []
         for address in addresses:
             try:
@@ -213,6 +222,12 @@ class Controllers:
                 found.append(state_of(address, _object(response.body, address)))
             except RequestCodeNotSupported:
                 found.append(ControllerState(address, error=NO_CONTROLLER))
+            except NoPermission as error:
+                if refusals is None:
+                    raise
+                refusals.append(error)
+                what = f"{REFUSES}{error.remark or error}"
+                found.append(ControllerState(address, error=what))
             except NETWORK_ERRORS as error:
                 found.append(ControllerState(address, error=_explained(address, error)))
         return found

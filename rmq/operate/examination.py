@@ -22,7 +22,7 @@ from rmq.errors import (
 )
 from rmq.message import dlq_topic
 from rmq.operate.accounts import differences
-from rmq.operate.controllers import Controllers
+from rmq.operate.controllers import REFUSES, Controllers
 from rmq.operate.copies.manifest import Manifest, group_settings, topic_settings
 from rmq.operate.copies.transfer import accounts, broker_entries, queue_ends
 from rmq.operate.diagnosis import BrokerFacts, Expectation, Facts, GroupFacts
@@ -70,8 +70,9 @@ async def examine(
     fault.
     """
     reports = {address: await _name_server(connect, address) for address in name_servers}
+    _raise_if_all_refuse(list(reports.values()))
     answers: dict[str, list[str] | str] = {
-        address: report if isinstance(report, str) else sorted(report.broker_addr_table)
+        address: sorted(report.broker_addr_table) if isinstance(report, ClusterReport) else _why(report)
         for address, report in reports.items()
     }
     missing, refused = _merged([one for one in reports.values() if isinstance(one, ClusterReport)])
@@ -126,13 +127,27 @@ def facts_of(seen: Overview, lags: dict[str, int], *, asked_at: int, lag_limit: 
     return Facts(names, brokers, {}, groups, lag_limit, missing=seen.missing, refused=seen.refused)
 
 
-async def _name_server(connect: Connect, address: str) -> ClusterReport | str:
-    """The brokers that a name server knows, or the reason for a missing answer. Raises NoPermission."""
+def _raise_if_all_refuse(answers: Sequence[object]) -> None:
+    """Raise NoPermission if nobody answers anything else: an account that is no administrator would get
+    findings without a fault. A server that refuses an account which others accept has one, such as a wrong
+    clock."""
+    refusals = [one for one in answers if isinstance(one, NoPermission)]
+    if refusals and len(refusals) == len(answers):
+        raise refusals[0]
+
+
+def _why(problem: NoPermission | str) -> str:
+    """The reason for a missing answer."""
+    return problem if isinstance(problem, str) else f"{REFUSES}{problem.remark or problem}"
+
+
+async def _name_server(connect: Connect, address: str) -> ClusterReport | NoPermission | str:
+    """The brokers that a name server knows, or the reason for a missing answer."""
     try:
         async with connect(address) as client:
             return await client.admin.cluster_report()
-    except NoPermission:
-        raise  # no fault there
+    except NoPermission as error:
+        return error
     except Unreachable as error:  # by the only address that was asked
         return f"does not answer: {'; '.join(map(str, error.causes.values()))}"
     except RmqError as error:
@@ -177,7 +192,11 @@ async def _cluster(
         for broker_id, address in sorted(data.broker_addrs.items())
     ]
     seen = await ask_each(range(len(places)), lambda number: _broker(admin, places[number], now_ms))
-    brokers = list(seen.values())
+    _raise_if_all_refuse(list(seen.values()))
+    brokers = [
+        evolve(places[number], error=_why(one)) if isinstance(one, NoPermission) else one
+        for number, one in seen.items()
+    ]
     step(1)
     masters = [one for one in brokers if one.is_master and not one.error]
     tables = _Tables([one.name for one in masters])
@@ -244,14 +263,14 @@ async def _expectation(admin: Admin, manifest: Manifest, tables: _Tables) -> Exp
     return Expectation(manifest, present, tables.masters, ends)
 
 
-async def _broker(admin: Admin, place: BrokerFacts, now_ms: Callable[[], int]) -> BrokerFacts:
+async def _broker(admin: Admin, place: BrokerFacts, now_ms: Callable[[], int]) -> BrokerFacts | NoPermission:
     try:
         asked_at = now_ms()
         runtime = await admin.broker_runtime(place.address)
         config = await admin.broker_config(place.address)
         vip_error = await _vip_error(admin, place.address, config)
-    except NoPermission:
-        raise  # an account that is no administrator would get findings without a fault
+    except NoPermission as error:
+        return error
     except RmqError as error:
         return evolve(place, error=str(error))
     return evolve(place, vip_error=vip_error, runtime=runtime, config=config, asked_at=asked_at)

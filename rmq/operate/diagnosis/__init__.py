@@ -7,8 +7,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
+from rmq.operate.controllers import REFUSES
 from rmq.operate.diagnosis.brokers import clock_ahead_ms, findings_of_broker, findings_of_certificate
-from rmq.operate.diagnosis.controllers import findings_of_controllers
+from rmq.operate.diagnosis.controllers import OTHERS_ACCEPT, findings_of_controllers
 from rmq.operate.diagnosis.expected import findings_of_expectation
 from rmq.operate.diagnosis.facts import BrokerFacts, Expectation, Facts, Finding, GroupFacts, Level
 from rmq.operate.diagnosis.groups import findings_of_group
@@ -67,7 +68,8 @@ def _name_server_findings(facts: Facts) -> Iterator[Finding]:
     for address, answer in facts.name_servers.items():
         where = f"name server {address}"
         if isinstance(answer, str):
-            yield Finding("wrong", where, answer, "start it, or correct the address in -n or `rmq context`")
+            todo = "start it, or correct the address in -n or `rmq context`"
+            yield Finding("wrong", where, answer, OTHERS_ACCEPT if answer.startswith(REFUSES) else todo)
             continue
         missing = [name for name in known if name not in answer]
         if missing:

@@ -7,6 +7,7 @@ from typing import Final
 
 from rmq.operate.controllers import (
     NO_CONTROLLER,
+    REFUSES,
     ControlledSet,
     ControllerState,
     Replica,
@@ -16,6 +17,7 @@ from rmq.operate.controllers import (
 from rmq.operate.diagnosis.brokers import SKEW_MS, clock_ahead_ms
 from rmq.operate.diagnosis.facts import BrokerFacts, Finding
 
+OTHERS_ACCEPT: Final = "other servers accept it: compare the clocks and the accounts of the servers"
 LOST_JOURNAL: Final = "has lost its journal"
 
 
@@ -54,6 +56,8 @@ def _of_controller(one: ControllerState, leading: ControllerState | None) -> Ite
                 ("set `controllers` there, or name the controllers with --controllers"),
             )
             yield Finding("wrong" if is_member(one, leading) else "note", where, what, todo)
+        elif one.error.startswith(REFUSES):
+            yield Finding("wrong", where, one.error, OTHERS_ACCEPT)
         else:
             todo = "start it, or `rmq controller drop` it if it is gone for good"
             yield Finding("wrong", where, f"does not answer: {one.error}", todo)

@@ -13,7 +13,7 @@ from attrs import define, field
 from trio.testing import MockClock
 
 from rmq.controller.controller import Answer
-from rmq.errors import ConnectFailed, ConnectionLost, RemoteProtocolError
+from rmq.errors import ConnectFailed, ConnectionLost, NoPermission, RemoteProtocolError
 from rmq.operate.controllers import (
     ELECTION_SECONDS,
     Controllers,
@@ -27,7 +27,7 @@ from rmq.operate.controllers import (
 )
 from rmq.operate.diagnosis.controllers import findings_of_controllers
 from rmq.operate.diagnosis.facts import BrokerFacts
-from rmq.protocol.codes import CONTROLLER_NOT_LEADER, CONTROLLER_STATUS
+from rmq.protocol.codes import CONTROLLER_NOT_LEADER, CONTROLLER_STATUS, ResponseCode
 from rmq.protocol.command import Command
 from rmq.testing.cluster import Cluster
 from tests.sim.real_brokers.broker_controllers import CONTROLLERS
@@ -61,8 +61,12 @@ class Table:
     states: dict[str, dict[str, Any]]
     answers: list[Answer] = field(factory=list)
     asked: list[tuple[str, Mapping[str, Any]]] = field(factory=list)
+    refusing: tuple[str, ...] = ()
+    """Controllers that refuse the account."""
 
     async def call(self, address: str, request: Command) -> Command:
+        if address in self.refusing:
+            return request.reply(ResponseCode.NO_PERMISSION, "compare the clocks")
         if address not in self.states:
             raise ConnectFailed(address, OSError("nobody listens"))
         state = self.states[address]
@@ -295,3 +299,16 @@ def test_a_replica_that_answers_is_not_called_dead(broker: BrokerFacts, words: s
     assert "compare the clocks" in found[0].what_to_do
     (dead,) = (one for one in findings_of_controllers([leading]) if "h2:1" in one.what)
     assert dead.what == "replica 2 at h2:1 is dead"
+
+
+async def test_a_controller_that_alone_refuses_the_account_is_shown_with_its_reason() -> None:
+    """Its clock is wrong: it takes every signature for an old one."""
+
+    table = Table({"a:1": state("a:1", leading=True), "b:1": state("b:1", leader="a:1")}, refusing=("b:1",))
+    seen = await Controllers(["b:1", "a:1"], table.call).states()
+    assert [(one.address, one.error) for one in seen] == [
+        ("b:1", "refuses this account: compare the clocks"),
+        ("a:1", ""),
+    ]
+    with pytest.raises(NoPermission, match="compare the clocks"):
+        await Controllers(["b:1"], Table({}, refusing=("b:1",)).call).states()

@@ -8,10 +8,13 @@ import anyio
 import pytest
 
 import rmq
-from rmq.errors import ConnectFailed, ConsumerNotOnline
+from rmq.errors import ConnectFailed, ConsumerNotOnline, NoPermission, for_code
 from rmq.operate.diagnosis import diagnose
 from rmq.operate.examination import PARTS, dead_letter_count, examine, facts_of
 from rmq.operate.overview import Broker, Overview, overview
+from rmq.protocol.codes import RequestCode, ResponseCode
+from rmq.protocol.command import Command
+from rmq.remoting.connection import Connection
 from rmq.testing.cluster import Cluster
 
 from ..conftest import consume, send
@@ -43,6 +46,32 @@ async def test_an_examination_sees_servers_topics_and_groups(cluster: Cluster, c
     subjects = {finding.subject for finding in diagnose(facts)}
     assert {("name server", "away:1"), ("topic", "OnlyA"), ("group", "billing")} <= subjects
     assert await dead_letter_count(client.admin, "nobody") == 0
+
+
+async def test_a_server_that_alone_refuses_the_account_is_a_finding(cluster: Cluster) -> None:
+    """Its clock is wrong. The examination goes on with the others; if all refuse, the account is no
+    administrator."""
+
+    def refusal(request: Command, connection: Connection) -> Command:
+        return request.reply(ResponseCode.NO_PERMISSION, "compare the clocks")
+
+    def connect(addresses: str) -> AbstractAsyncContextManager[rmq.Client]:
+        if addresses == "wrong:1":
+            raise for_code(ResponseCode.NO_PERMISSION, "compare the clocks", address="wrong:1")
+        return cluster.connect()
+
+    cluster["a"].hook(RequestCode.GET_BROKER_RUNTIME_INFO, refusal)
+    facts = await examine(connect, [cluster.namesrv_address, "wrong:1"])
+    assert [(one.name, one.error) for one in facts.brokers] == [
+        ("a", "refuses this account: compare the clocks"),
+        ("b", ""),
+    ]
+    found = {one.subject: one.what for one in diagnose(facts)}
+    assert found["name server", "wrong:1"] == "refuses this account: compare the clocks"
+    assert "compare the clocks" in found["broker", "a"]
+    cluster["b"].hook(RequestCode.GET_BROKER_RUNTIME_INFO, refusal)
+    with pytest.raises(NoPermission, match="compare the clocks"):
+        await examine(connect, [cluster.namesrv_address])
 
 
 async def test_a_group_that_takes_messages_one_by_one_has_members(
