@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from rmq.spark.runtime import register, session
     from rmq.spark.sink import without_duplicates
 
-# Name -> the module that has it.
+# Name -> its module.
 _PLACES = {
     "Run": "pipelines.replay",
     "StreamMetrics": "metrics",

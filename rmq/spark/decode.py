@@ -1,6 +1,7 @@
-"""decoded(): bodies of messages as values, by a schema in JSON, Avro or Protobuf; and what cannot be read.
+"""decoded(): bodies of messages as values, by a schema in JSON, Avro or Protobuf; undecoded(): the unreadable
+rows.
 
-JSON and Avro are done by Spark's own expressions: no row goes through Python. Of Protobuf see
+JSON and Avro are decoded by Spark's own expressions: no row goes through Python. For Protobuf see
 `rmq.spark.formats.protobuf`.
 """
 
@@ -24,13 +25,13 @@ Form = Literal["json", "avro", "protobuf"]
 Bad = Literal["null", "fail", "dlq"]
 
 REASON: Final = "decodeError"
-"""The column that says what is wrong with a row, with bad="dlq"."""
+"""The column with the fault of a row, with bad="dlq"."""
 REGISTRY_SECONDS: Final = 10.0
 _UNREAD: Final = "_unread"
 _VALUE: Final = "value"
 _END: Final = "end"
 _END_BYTE: Final = b"\x02"
-"""1, as Avro has a number."""
+"""The number 1 in Avro's encoding."""
 _FRAME_BYTES: Final = 5
 
 
@@ -48,19 +49,20 @@ def decoded(
 
     `schema` is a Spark schema (a StructType, or text such as ``id long, amount double``) for `json`, an Avro
     schema for `avro`, the path of a descriptor file for `protobuf` (``protoc --include_imports
-    --descriptor_set_out``), of which `message` names the type. A path of a file with it will do, and so will
-    the URL of a schema registry whose answer has it as ``schema``
-    (``https://host/subjects/orders-value/versions/latest``, for `protobuf` with ``?format=serialized``); it
-    is read now, once. `framed` says that what such a registry's clients write comes before each value: a zero
-    and a number, for `protobuf` also where in its file the type is.
+    --descriptor_set_out``), of which `message` names the type. Instead you can give the path of a file with
+    the schema, or the URL of a schema registry whose answer has it as ``schema``
+    (``https://host/subjects/orders-value/versions/latest``, for `protobuf` with ``?format=serialized``); the
+    schema is read now, once. `framed`: each value follows the header that such a registry's clients write: a
+    zero and a number, for `protobuf` also the place of the type in its file.
 
-    `bad` says what becomes of a body that the schema does not fit: `null`: its value is null; `fail`: the
-    query fails and names topic, queue and offset; `dlq`: a column ``decodeError`` has the reason, null for
-    good rows, from which `undecoded` makes dead letters. A null body is none.
+    `bad` decides about a body that does not fit the schema: `null`: its value is null; `fail`: the query
+    fails and names topic, queue and offset; `dlq`: a column ``decodeError`` has the reason, null for good
+    rows, from which `undecoded` makes dead letters. A null body is no fault.
 
     Avro needs Spark's own package in the session (``spark.jars.packages``: org.apache.spark:spark-avro_2.13
     of Spark's version), Protobuf the package `protobuf` in Python, here and at the workers (the extra
-    ``protobuf``). Raises ConfigError without them, and for a schema that cannot be read."""
+    ``protobuf``). Raises ConfigError without them, and for a schema that cannot be read.
+    """
     from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
     from pyspark.errors import PySparkException
     from pyspark.sql import functions as F
@@ -118,7 +120,7 @@ def undecoded(frame: DataFrame, group: str) -> DataFrame:
 
 
 def _value(schema: str | StructType, form: Form, message: str, framed: bool) -> Column:
-    """What is made of the body by the schema; `_judged` says whether it is a value."""
+    """The value that the schema makes of the body; `_judged` tells whether it is a value."""
     from pyspark.sql import functions as F
     from pyspark.sql.types import StringType, StructType
 
@@ -153,9 +155,9 @@ def _protobuf(schema: str, message: str, framed: bool) -> Column:
 
 
 def _judged(found: Column, form: Form) -> tuple[Column, Column]:
-    """The value in what `_value` has made, and whether the body does not fit the schema."""
+    """The value from a result of `_value`, and whether the body does not fit the schema."""
     if form == "json":
-        # What the parser could not read stands in a field of its own, which nobody wants to see.
+        # The parser puts unreadable text into a field of its own, which users do not need.
         return found.dropFields(_UNREAD), found.isNull() | found[_UNREAD].isNotNull()
     if form == "avro":
         return found[_VALUE], ~found[_END].eqNullSafe(1)
@@ -174,7 +176,7 @@ def _ended(schema: str) -> str:
 
 
 def _reason(error: Exception) -> str:
-    """What Spark says, or what lies under Java's error."""
+    """Spark's reason, or the reason below Java's error."""
     cause = getattr(error, "java_exception", None)
     if cause is None:
         return str(error)
@@ -194,7 +196,7 @@ def _struct(text: str) -> StructType:
 
 
 def _text(schema: str) -> str:
-    """The schema's text, which may be in a file or at a registry. Raises ConfigError."""
+    """The schema's text, possibly from a file or a registry. Raises ConfigError."""
     if schema.startswith(("http://", "https://")):
         try:
             with urllib.request.urlopen(schema, timeout=REGISTRY_SECONDS) as answer:
@@ -208,7 +210,7 @@ def _text(schema: str) -> str:
 
 
 def _is_file(text: str) -> bool:
-    """Whether a text is the path of a file, and no schema: a schema may be too long for a path."""
+    """True if a text is the path of a file, and no schema: a schema may be too long for a path."""
     try:
         return "\n" not in text and Path(text).is_file()
     except (OSError, ValueError):
@@ -216,7 +218,7 @@ def _is_file(text: str) -> bool:
 
 
 def _bytes(schema: str) -> bytes:
-    """What a file holds, or a registry answers. Raises ConfigError."""
+    """The content of a file, or the answer of a registry. Raises ConfigError."""
     if schema.startswith(("http://", "https://")):
         return _text(schema).encode()
     try:

@@ -1,7 +1,7 @@
-"""Metrics of Spark's streams for Prometheus: what each query has read, how fast, and how far it is behind.
+"""Metrics of Spark's streams for Prometheus: the messages that each query has read, its rate, and its lag.
 
-Spark calls its source of a stream by a class name only, also on its page; here its topics and brokers are
-labels.
+Spark calls its source of a stream by a class name only, also on its page; in these metrics topics and brokers
+are labels.
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ class StreamMetrics(StreamingQueryListener):
         self._seconds: dict[str, float] = {}
         self._behind: dict[str, dict[tuple[str, str], int]] = {}
         self._away: dict[str, dict[str, bool]] = {}
-        """Of each query the brokers that it ever skipped, and whether it skips them now."""
+        """Query -> the brokers that it ever skipped, and whether it skips them now."""
         self._stored: dict[str, dict[tuple[str, str], float | None]] = {}
-        """Of each query the store time, in seconds, of the last message that it read of a broker's topic;
-        None where nothing waits."""
+        """Query -> the store time, in seconds, of the last message that it read of a broker's topic; None
+        when no message waits."""
         self._rejected: dict[tuple[str, str], int] = {}
         self._server: http.server.ThreadingHTTPServer | None = None
         self._spark: SparkSession | None = None
 
-    # --- what Spark tells, in a thread of its own ---
+    # --- events of Spark, in a thread of its own ---
 
     def onQueryStarted(self, event: Any) -> None:
         with self._lock:
@@ -83,7 +83,7 @@ class StreamMetrics(StreamingQueryListener):
             self._behind[name] = dict(behind)
 
     def onQueryIdle(self, event: Any) -> None:
-        """Nothing has come."""
+        """Do nothing: no message has arrived."""
 
     def onQueryTerminated(self, event: Any) -> None:
         with self._lock:
@@ -91,7 +91,7 @@ class StreamMetrics(StreamingQueryListener):
             self._running[name] -= 1
             self._failures[name] += event.exception is not None
 
-    # --- what batches tell ---
+    # --- reports of batches ---
 
     def count_rejected(self, query: str, found: Mapping[str, int]) -> None:
         """Count rows of a batch that could not be read, or do not meet an expectation."""
@@ -99,10 +99,10 @@ class StreamMetrics(StreamingQueryListener):
             for reason, count in found.items():
                 self._rejected[query, reason] = self._rejected.get((query, reason), 0) + count
 
-    # --- for those who look ---
+    # --- reading the metrics ---
 
     def collect(self) -> Iterator[Metric]:
-        """The metrics as they are now; names without prefix."""
+        """The present metrics; names without prefix."""
         with self._lock:
             behind = [
                 ((name, *place), float(lag))
@@ -152,11 +152,11 @@ class StreamMetrics(StreamingQueryListener):
 
     @property
     def port(self) -> int:
-        """Where /metrics is served; 0 when it is not."""
+        """The port of /metrics; 0 when it is not served."""
         return self._server.server_port if self._server is not None else 0
 
     def close(self) -> None:
-        """Listen and serve no longer."""
+        """Stop listening and serving."""
         if self._spark is not None:
             self._spark.streams.removeListener(self)
         if self._server is not None:
@@ -220,7 +220,8 @@ def watch_streams(
 
 
 def _behind(end: str | None, latest: str | None) -> Mapping[tuple[str, str], int]:
-    """How many messages are between two offsets of our source, by topic and broker; nothing of another's."""
+    """Number of messages between two offsets of the source `rmq`, by topic and broker; empty for another
+    source."""
     ends, latests = _offsets(end), _offsets(latest)
     found: Counter[tuple[str, str]] = Counter()
     for queue, newest in latests.items():
@@ -236,8 +237,8 @@ def _offsets(text: str | None) -> Offsets:
 
 
 def _stored(end: str | None, latest: str | None) -> Mapping[tuple[str, str], float | None]:
-    """By topic and broker the oldest store time, in seconds, of the last messages that were read of queues
-    that have more; None where no queue has."""
+    """By topic and broker the oldest store time, in seconds, of the last read messages of queues that have
+    more messages; None without such a queue."""
     found: dict[tuple[str, str], float | None] = {}
     ends = _offsets(end)
     try:
@@ -261,4 +262,4 @@ def _json(text: str | None) -> Any:
 
 
 def _number(value: Any) -> float:
-    return float(value) if value is not None and value == value else 0.0  # a batch of no time has NaN
+    return float(value) if value is not None and value == value else 0.0  # a batch without duration has NaN

@@ -27,23 +27,23 @@ LATEST: Final = -1
 
 Offsets = dict[MessageQueue, int]
 Bounds = Mapping[MessageQueue, tuple[int, int]]
-"""Queue -> (offset of the oldest message, offset that the next one will get)."""
+"""Queue -> (offset of the oldest message, offset of the next message)."""
 
 QueueOffset = tuple[int, int]
-"""Where a message stands and since when: its physical offset in the broker's commit log and its store time in
-ms. A topic that was deleted and made again has other messages at the same queue offsets, at other places."""
+"""The place of a message: its physical offset in the broker's commit log and its store time in ms. A topic
+that was deleted and created again has other messages at the same queue offsets, at other places."""
 Places = dict[MessageQueue, QueueOffset]
 
 VERSION: Final = 1
 WITH_PLACES: Final = 2
 AWAY: Final = "away"
-"""Brokers that are skipped, in the newest offsets that a stream reports; no part of an offset."""
+"""Skipped brokers, in the newest offsets that a stream reports; not part of an offset."""
 _OFFSET_MAX: Final = (1 << 63) - 1
 _SHAPE: Final = 'offsets as {"topic":{"broker-a":{"0":12}}}'
 
 
 class DataLoss(RmqError):
-    """Messages that were to be read are missing."""
+    """The error for messages of a read that are missing."""
 
     hint = "keep messages for longer (fileReservedTime), or allow the loss"
 
@@ -87,8 +87,9 @@ def offsets_text(offsets: Mapping[MessageQueue, int]) -> str:
 
 
 def parse_offsets(text: str, source: str, *, specials: bool = False) -> Offsets:
-    """Read offsets as `offsets_text` writes them, or without its `v` and `topics`, as rocketmq-spark has
-    them. With `specials`, -1 and -2 stand for latest and earliest. Raises ConfigError that names `source`."""
+    """Read offsets in the form of `offsets_text`, or without its `v` and `topics`, the form of
+    rocketmq-spark. With `specials`, -1 and -2 stand for latest and earliest. Raises ConfigError that names
+    `source`."""
     try:
         tree = json.loads(text)
     except ValueError as error:
@@ -97,7 +98,7 @@ def parse_offsets(text: str, source: str, *, specials: bool = False) -> Offsets:
 
 
 def offsets_of(tree: Any, source: str = "offsets", *, specials: bool = False) -> Offsets:
-    """The same from a JSON value."""
+    """The offsets in a JSON value; as `parse_offsets`."""
     topics = tree
     if isinstance(tree, dict) and "v" in tree:
         parts = {VERSION: {"v", "topics"}, WITH_PLACES: {"v", "topics", "places"}}
@@ -110,7 +111,7 @@ def offsets_of(tree: Any, source: str = "offsets", *, specials: bool = False) ->
 
 
 def away_of(tree: Any) -> tuple[str, ...]:
-    """The skipped brokers that a stream's newest offsets name."""
+    """The skipped brokers in a stream's newest offsets."""
     found = tree.get(AWAY) if isinstance(tree, dict) and "v" in tree else None
     return tuple(str(name) for name in found) if isinstance(found, list) else ()
 
@@ -168,7 +169,9 @@ def _in_order(queues: Iterable[MessageQueue]) -> list[MessageQueue]:
 def limited(start: Mapping[MessageQueue, int], end: Mapping[MessageQueue, int], most: int) -> Offsets:
     """The end of a batch of exactly `most` messages, or `end` when there are no more.
 
-    Queues share by lag; each that has any gets one, as far as `most` goes, the longest first."""
+    Queues share by lag; each queue with messages gets at least one, up to `most`, those with the longest lag
+    first.
+    """
     lags = {queue: max(offset - start.get(queue, offset), 0) for queue, offset in end.items()}
     total = sum(lags.values())
     if total <= most:
@@ -187,7 +190,8 @@ def limited(start: Mapping[MessageQueue, int], end: Mapping[MessageQueue, int], 
 
 
 def _pro_rata(weights: Sequence[int], amount: int) -> list[int]:
-    """`amount`, at most their sum, shared out by weight in whole numbers, none above its weight."""
+    """`amount`, at most the sum of the weights, divided by weight into whole numbers, none above its
+    weight."""
     total = sum(weights)
     if not total:
         return [0] * len(weights)
@@ -222,8 +226,8 @@ def _cut(one: QueueRange, count: int) -> list[QueueRange]:
 
 def join(parts: Sequence[QueueRange], most: int, *, max_records: int = 0) -> list[tuple[QueueRange, ...]]:
     """The parts as tasks: at most `most` tasks, but one for each broker, in order of the queues. A task has
-    parts of a single broker, which it reads over a single connection; with `max_records` no more messages
-    than that, even if this gives more tasks."""
+    parts of a single broker, which it reads over a single connection; with `max_records` it has no more
+    messages than that, even if this gives more tasks."""
     brokers: dict[str, list[QueueRange]] = {}
     for one in parts:
         brokers.setdefault(one.queue.broker_name, []).append(one)
@@ -274,7 +278,7 @@ def plan(start: Mapping[MessageQueue, int], end: Mapping[MessageQueue, int], bou
     """The ranges from `start` to `end`, compared with the brokers' offsets.
 
     A queue that `start` lacks is new and begins at its oldest message. A queue that `end` lacks was first
-    seen after `end` was fixed; nothing of it is read, and it must not have lost anything yet.
+    seen after `end` was fixed; it is not read, and it must not have lost messages yet.
     """
     ranges: list[QueueRange] = []
     losses: list[str] = []
@@ -339,7 +343,8 @@ def lost(losses: Sequence[str]) -> DataLoss:
 
 
 def read_kept(path: Path) -> Offsets | None:
-    """The offsets that `keep` wrote; None without a file. Raises ConfigError when the file cannot be read."""
+    """The offsets that `keep` has written; None without a file. Raises ConfigError when the file cannot be
+    read."""
     try:
         text = path.read_text("utf-8")
     except FileNotFoundError:
@@ -350,9 +355,9 @@ def read_kept(path: Path) -> Offsets | None:
 
 
 def keep(path: Path, offsets: Offsets) -> Offsets:
-    """Write offsets, once for ever: whole and on the disk when this returns, and never over existing offsets.
-    Return the kept offsets: these, or the offsets of the first writer. Raises ConfigError when the folder
-    cannot be written."""
+    """Write offsets, once for ever: whole and on the disk when the function returns, and never over existing
+    offsets. Return the kept offsets: these, or the offsets of the first writer. Raises ConfigError when the
+    folder cannot be written."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".new-", delete=False) as file:
@@ -361,7 +366,7 @@ def keep(path: Path, offsets: Offsets) -> Offsets:
             os.fsync(file.fileno())
         try:
             with contextlib.suppress(FileExistsError):
-                os.link(file.name, path)  # unlike a rename, it never replaces
+                os.link(file.name, path)  # unlike a rename, a link never replaces
         finally:
             os.unlink(file.name)
         sync_folder(path.parent)

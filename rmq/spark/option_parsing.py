@@ -1,7 +1,7 @@
-"""Conversion of the texts that Spark gives, by names in any case, to the values of a class of options.
+"""Conversion of Spark's texts, by names in any case, to the values of a class of options.
 
-The module knows nothing of the meaning of an option: only its names, including those of other sources, and
-the message for an unknown name.
+The module does not know the meaning of an option: only its names, including those of other sources, and the
+message for an unknown name.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _HINTS: Final = {
     "path": 'the topic as an option: .option("topic", "Orders").load(), as for .load("Orders")',
     "kafka.bootstrap.servers": "the option nameServer: RocketMQ's name servers, as host:9876;host:9876",
 }
-"""Options of other sources, or what Spark makes of `.load("Orders")` and `.save("Orders")`."""
+"""Options of other sources, and Spark's options for `.load("Orders")` and `.save("Orders")`."""
 _CLIENT_PREFIX: Final = "client."
 _SPARKS_OWN: Final = {"checkpointlocation", "queryname", "outputmode"}
 
@@ -66,7 +66,7 @@ def _client_settings(given: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
                 f"{_CLIENT_PREFIX}{name}", "***", known_options("the client", name, set(keys.values()))
             )
     found = {keys[name.lower()]: value for name, value in given.items()}
-    load(ClientConfig, arguments=found, environment={})  # raises when a value is none
+    load(ClientConfig, arguments=found, environment={})  # raises for an invalid value
     return tuple(sorted(found.items()))
 
 

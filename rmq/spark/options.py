@@ -1,7 +1,8 @@
-"""The options of the data sources `rmq` and `rmqstore`: words of Spark's Kafka connector where they fit.
+"""The options of the data sources `rmq` and `rmqstore`: with the names of Spark's Kafka connector where they
+fit.
 
-An unknown option or a wrong value is a ConfigError that says what was expected. Secrets are in no text made
-from these values.
+An unknown option or a wrong value is a ConfigError with the expected form. Secrets are in no text made from
+these values.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from rmq.spark.option_parsing import load_options, names_in
 KIB: Final = 1024
 MIB: Final = 1024 * KIB
 DEFAULT_GROUP: Final = "rmq-spark"
-"""Reads and writes under this group when none is given; nothing is committed for it."""
+"""The group of reads and writes without one; nothing is committed for it."""
 
 _STORE_WORDS: Final = {"via", "oncorrupt"}
 _STREAM_ONLY: Final = ("max_offsets_per_trigger", "min_offsets_per_trigger")
@@ -43,7 +44,7 @@ def _secret(help: str) -> Any:
 
 @frozen(kw_only=True)
 class ConnectOptions:
-    """How to reach the cluster."""
+    """Address and account of the cluster."""
 
     name_server: str = setting("", help="Name servers as `host:port;host:port`; required")
     access_key: str = setting("", help="ACL: the account")
@@ -73,7 +74,7 @@ class ConnectOptions:
         return frozenset(names_in(self.require_brokers))
 
     def client_config(self, **settings: Any) -> ClientConfig:
-        """The settings of the client: `settings`, over them those of the options."""
+        """The settings of the client: `settings`, and over them the options."""
         return load(ClientConfig, arguments={**settings, **dict(self.client)}, environment={})
 
     def credentials(self) -> Credentials | None:
@@ -105,7 +106,7 @@ class ConnectOptions:
 
 @frozen(kw_only=True)
 class ReadOptions(ConnectOptions):
-    """What to read. Made by `read_options`, which checks how the options fit together."""
+    """Options of a read. Made by `read_options`, which checks that they fit together."""
 
     topic: str = setting("", help="Topics, separated by commas; or `topicPattern` or `assign`")
     topic_pattern: str = setting("", help="A regular expression that whole topic names match")
@@ -212,34 +213,34 @@ class ReadOptions(ConnectOptions):
 
     @property
     def expression(self) -> str | Sql:
-        """The filter, as a subscription has it."""
+        """The filter, in the form of a subscription."""
         return Sql(self.filter_sql) if self.filter_sql else self.filter or ALL
 
     @property
     def null_columns(self) -> frozenset[str]:
-        """The columns that a message has and that may be null all the same."""
+        """The columns of a message that may be null although it has them."""
         return frozenset({"body"}) if self.on_corrupt == "null" else frozenset()
 
     @property
     def skips(self) -> bool:
-        """Whether brokers that are away are not waited for."""
+        """True if brokers that are away are skipped, not waited for."""
         return self.on_broker_away == "skip"
 
     @property
     def is_filtered(self) -> bool:
-        """Whether the broker leaves messages out."""
+        """True if the broker leaves messages out."""
         return bool(self.filter_sql) or self.filter.strip() not in ("", ALL)
 
     @property
     def tags(self) -> frozenset[str]:
-        """The tags wanted; empty for all. Brokers compare hashes only, so readers compare again."""
+        """The wanted tags; empty for all. Brokers compare hashes only, so readers compare again."""
         if self.filter_sql or not self.is_filtered:
             return frozenset()
         return frozenset(filter(None, (tag.strip() for tag in self.filter.split("||"))))
 
     @property
     def topics(self) -> tuple[str, ...]:
-        """The topics that are named."""
+        """The named topics."""
         if self.assign:
             return tuple(dict.fromkeys(queue.topic for queue in self.queues))
         return names_in(self.topic)
@@ -251,12 +252,12 @@ class ReadOptions(ConnectOptions):
 
     @property
     def starting_times(self) -> int | Offsets | None:
-        """Where to begin in ms since 1970, for all queues or for each; None: not by time."""
+        """Begins in ms since 1970, for all queues or for each; None: not by time."""
         return self._times(self.starting_timestamp, "starting_offsets_by_timestamp")
 
     @property
     def ending_times(self) -> int | Offsets | None:
-        """Where to end, likewise."""
+        """Ends in ms since 1970, for all queues or for each; None: not by time."""
         return self._times(self.ending_timestamp, "ending_offsets_by_timestamp")
 
     def _times(self, one: int | None, name: str) -> int | Offsets | None:
@@ -274,7 +275,7 @@ class ReadOptions(ConnectOptions):
 
 @frozen(kw_only=True)
 class WriteOptions(ConnectOptions):
-    """How to write."""
+    """Options of a write."""
 
     topic: str = setting("", help="The topic of rows that have none in a column `topic`")
     producer_group: str = setting(DEFAULT_GROUP, help="The producer group")
@@ -334,7 +335,7 @@ class WriteOptions(ConnectOptions):
 
 @frozen(kw_only=True)
 class StoreOptions:
-    """What to read of a store's files. Made by `store_options`."""
+    """Options of a read of a store's files. Made by `store_options`."""
 
     path: str = setting("", help="The folder of a store, or the commitlog folder in it; required")
     topic: str = setting("", help="Topics, separated by commas; empty: all")
@@ -370,12 +371,12 @@ class StoreOptions:
 
     @property
     def topics(self) -> tuple[str, ...]:
-        """The topics that are named; empty for all."""
+        """The named topics; empty for all."""
         return names_in(self.topic)
 
     @property
     def may_be_null(self) -> bool:
-        """Whether any column may be null: reports of damage have few."""
+        """True if any column may be null: reports of damage have few values."""
         return self.on_corrupt == "report"
 
 
@@ -389,12 +390,12 @@ def read_options(given: Mapping[str, str], *, streaming: bool) -> ReadOptions:
         raise ConfigError("filterSql", options.filter_sql, "only one of filter and filterSql")
     if options.is_filtered and not options.filter_sql and not options.tags:
         raise ConfigError("filter", options.filter, "'*', or tags such as 'paid || refunded'")
-    _ = options.max_trigger_delay_ms  # raises when it is no time
+    _ = options.max_trigger_delay_ms  # raises for an invalid time
     return options
 
 
 def _as_ms(name: str, text: str) -> str:
-    """A time as ms since 1970, from ISO 8601 (of UTC where no zone is named); anything else as it is."""
+    """A time as ms since 1970, from ISO 8601 (UTC without a zone); any other text unchanged."""
     if name.lower() not in ("startingtimestamp", "endingtimestamp") or text.strip().isdigit():
         return text
     try:
@@ -405,8 +406,8 @@ def _as_ms(name: str, text: str) -> str:
 
 
 def columns(given: Mapping[str, str]) -> tuple[str, ...] | None:
-    """The columns that the options choose; None for all. For a schema that is asked for before the options
-    are checked. Raises ConfigError when none is named."""
+    """The columns that the options choose; None for all. For a schema that Spark reads before the options are
+    checked. Raises ConfigError for an empty list."""
     text = {key.lower(): value for key, value in given.items()}.get("columns")
     if text is not None and not names_in(text):
         raise ConfigError("columns", text, "columns, separated by commas")
@@ -414,7 +415,7 @@ def columns(given: Mapping[str, str]) -> tuple[str, ...] | None:
 
 
 def null_columns(given: Mapping[str, str]) -> frozenset[str]:
-    """See `ReadOptions.null_columns`: for a schema that is asked for before the options are checked."""
+    """See `ReadOptions.null_columns`: for a schema that Spark reads before the options are checked."""
     values = {key.lower(): value for key, value in given.items()}
     return ReadOptions(on_corrupt="null").null_columns if values.get("oncorrupt") == "null" else frozenset()
 
@@ -538,7 +539,7 @@ def _check_stream(options: ReadOptions, start: str | int | Offsets) -> None:
 
 
 def starting(options: ReadOptions, *, streaming: bool) -> str | int | Offsets:
-    """Where to begin: EARLIEST, LATEST, "group", or offsets (some of them EARLIEST or LATEST)."""
+    """The begin of a read: EARLIEST, LATEST, "group", or offsets (some of them EARLIEST or LATEST)."""
     text = options.starting_offsets
     if options.starting_times is not None:
         return "timestamp"
@@ -550,7 +551,7 @@ def starting(options: ReadOptions, *, streaming: bool) -> str | int | Offsets:
 
 
 def ending(options: ReadOptions) -> str | int | Offsets:
-    """Where a batch ends: LATEST, "timestamp", or offsets (some of them LATEST)."""
+    """The end of a batch: LATEST, "timestamp", or offsets (some of them LATEST)."""
     if options.ending_times is not None:
         return "timestamp"
     found = _bound("endingOffsets", options.ending_offsets or "latest")

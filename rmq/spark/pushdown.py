@@ -33,7 +33,7 @@ try:
 except ImportError:  # Spark 4.0, which pushes no filters
 
     class Filter:  # type: ignore[no-redef]
-        """None is ever made."""
+        """A class without objects."""
 
     class EqualTo(Filter): ...  # type: ignore[no-redef]
 
@@ -53,7 +53,8 @@ except ImportError:  # Spark 4.0, which pushes no filters
 
 
 SPARE_MS: Final = 60_000
-"""Store times of a queue or a log go up, except where a clock was set back: by no more than this."""
+"""Longest setback of a clock, in ms, that a plan allows for: otherwise store times of a queue or a log only
+grow."""
 
 _KINDS: Final[Mapping[str, type]] = {
     "topic": str,
@@ -63,7 +64,7 @@ _KINDS: Final[Mapping[str, type]] = {
     "physicalOffset": int,
     "storeTimestamp": datetime,
 }
-"""Columns that a plan can look at, none of which is ever null in a message, and what values of them are."""
+"""Columns that a plan can use, none of which is ever null in a message, and the types of their values."""
 _COMPARISONS: Final[Mapping[type[Filter], Callable[[Any, Any], bool]]] = {
     EqualTo: operator.eq,
     EqualNullSafe: operator.eq,
@@ -83,27 +84,27 @@ class Span(NamedTuple):
     high: int = 1 << 63
 
     def both(self, other: Span) -> Span:
-        """What is in both."""
+        """The intersection of two spans."""
         return Span(max(self.low, other.low), min(self.high, other.high))
 
 
 @frozen
 class Conditions:
-    """Filters that are understood; a row has to pass all of them."""
+    """The supported filters; a row must pass all of them."""
 
     filters: tuple[Any, ...] = ()
 
     @classmethod
     def of(cls, filters: Iterable[Filter]) -> Conditions:
-        """The filters that are understood; all others are ignored."""
+        """The supported filters among these; all others are ignored."""
         return cls(tuple(each for each in filters if _is_understood(each)))
 
     def allow(self, column: str, value: Any) -> bool:
-        """Whether rows with this value in the column, which is not null, may pass."""
+        """True if rows with this value in the column, which is not null, may pass."""
         return all(_holds(each, value) for each in self._on(column))
 
     def span(self, column: str) -> Span:
-        """A span in which all values of a column of numbers or times are that may pass."""
+        """A span with all values of a column of numbers or times that may pass."""
         span = Span()
         for each in self._on(column):
             span = span.both(_span(each))
@@ -117,7 +118,7 @@ class Conditions:
         return tuple(dict.fromkeys(value for value in lists[0] if self.allow(column, value)))
 
     def allow_queue(self, queue: MessageQueue) -> bool:
-        """Whether a message of the queue may pass."""
+        """True if a message of the queue may pass."""
         found = {"topic": queue.topic, "brokerName": queue.broker_name, "queueId": queue.queue_id}
         return all(self.allow(column, value) for column, value in found.items())
 
@@ -126,7 +127,7 @@ class Conditions:
 
 
 def is_ensured(pushed: Filter) -> bool:
-    """Whether a plan of whole queues, clipped to the span of the queue offset, has only rows that pass."""
+    """True if a plan of whole queues, clipped to the span of the queue offset, has only rows that pass."""
     if not _is_understood(pushed):
         return False
     (column,) = pushed.attribute  # type: ignore[attr-defined]
@@ -159,7 +160,7 @@ def _is_understood(pushed: Any) -> bool:
     values = _listed(pushed)
     if kind is datetime:
         return all(isinstance(value, datetime) and value.tzinfo is not None for value in values)
-    return all(type(value) is kind for value in values)  # true is no number here
+    return all(type(value) is kind for value in values)  # true counts as no number
 
 
 def _listed(pushed: Any) -> tuple[Any, ...]:

@@ -20,7 +20,7 @@ from rmq.spark.options import ReadOptions, ending, starting
 FILE_NAME: Final = "startingOffsets.json"
 """In `stateLocation`: the first offsets of a stream."""
 LAST_NAME: Final = "lastOffsets.json"
-"""In `stateLocation`: the end of the last batch that was planned, for Sparks that do not tell it."""
+"""In `stateLocation`: the end of the last planned batch, for versions of Spark that do not report it."""
 BROKERS_NAME: Final = "brokers.json"
 """In `stateLocation`: the brokers that the topics of a batch had, in all runs together."""
 
@@ -47,9 +47,8 @@ def batch_bounds(cluster: Cluster, options: ReadOptions) -> tuple[Offsets, Offse
 def _chosen(
     cluster: Cluster, options: ReadOptions, offsets: Iterable[str | int | Offsets], *, skips: bool = False
 ) -> list[MessageQueue]:
-    """The queues to read from the beginning on: those of brokers that options, offsets or the state of an
-    earlier batch name are waited for.
-    """
+    """The queues to read from the beginning on; waits for brokers that options, offsets or the state of an
+    earlier batch name."""
     named = {queue for one in offsets if isinstance(one, dict) for queue in one}
     folder = _folder(options.state_location) if options.state_location else None
     had = _brokers_had(folder / BROKERS_NAME) if folder is not None else frozenset()
@@ -71,7 +70,7 @@ def _chosen(
 
 
 def _check_chosen(queues: list[MessageQueue], options: ReadOptions) -> None:
-    """Raise ConfigError when what the options choose is not there."""
+    """Raise ConfigError for a missing topic or group of the options."""
     if missing := set(options.queues) - set(queues):
         raise ConfigError("assign", _listed(missing), "queues that their topics have")
     if not queues and options.topic_pattern and options.require_topics:
@@ -100,10 +99,11 @@ def _keep_brokers(path: Path, brokers: Iterable[str]) -> None:
 
 
 def first_offsets(cluster: Cluster, options: ReadOptions) -> Offsets:
-    """The first offsets of a stream: the ones kept before, else those that the options say, kept from now on
-    in `stateLocation` or by the broker as committed offsets of `groupId`.
+    """The first offsets of a stream: the kept ones, else those of the options, which are kept from now on in
+    `stateLocation` or by the broker as committed offsets of `groupId`.
 
-    Raises ConfigError when the folder cannot be used, or holds the offsets of another query."""
+    Raises ConfigError when the folder cannot be used, or holds the offsets of another query.
+    """
     if options.state_location:
         return _kept_in_file(cluster, options)
     expected = starting(options, streaming=True)
@@ -129,8 +129,8 @@ def _resolved(
     options: ReadOptions,
     edge: Edge = "starting",
 ) -> Offsets:
-    """`expected` as offsets; `times`, where "timestamp" is wanted, are in ms since 1970. Errors name options
-    of this edge of the read."""
+    """`expected` as offsets; `times`, for "timestamp", are in ms since 1970. Errors name the options of this
+    end of the read."""
     if expected == "timestamp":
         assert times is not None
         return _at_times(cluster, queues, times, options, edge)
@@ -148,7 +148,7 @@ def _resolved(
 def _at_times(
     cluster: Cluster, queues: list[MessageQueue], times: int | Offsets, options: ReadOptions, edge: str
 ) -> Offsets:
-    """Of each queue the first message stored at its time or later; without one its end, or ConfigError."""
+    """For each queue the first message stored at its time or later; without one its end, or ConfigError."""
     name = f"{edge}OffsetsByTimestamp" if isinstance(times, dict) else f"{edge}Timestamp"
     if isinstance(times, dict):
         _check_named(queues, times, name)
@@ -200,13 +200,13 @@ def _kept_in_file(cluster: Cluster, options: ReadOptions) -> Offsets:
 
 
 def is_new(options: ReadOptions) -> bool:
-    """Whether a stream surely has not begun: its folder has no first offsets."""
+    """True if a stream surely has not begun: its folder has no first offsets."""
     return bool(options.state_location) and read_kept(_folder(options.state_location) / FILE_NAME) is None
 
 
 def read_last(options: ReadOptions) -> dict[str, Any] | None:
-    """The end of the last batch that a stream with a `stateLocation` has planned; None where it is unknown,
-    or of another stream than the first offsets."""
+    """The end of the last batch that a stream with a `stateLocation` has planned; None if it is unknown, or
+    of another stream than the first offsets."""
     if not options.state_location:
         return None
     folder = _folder(options.state_location)
@@ -221,7 +221,7 @@ def read_last(options: ReadOptions) -> dict[str, Any] | None:
 
 
 def keep_last(options: ReadOptions, end: Mapping[str, Any]) -> None:
-    """Keep the end of a batch that is planned. Raises ConfigError where the folder cannot be written."""
+    """Keep the end of a planned batch. Raises ConfigError if the folder cannot be written."""
     if not options.state_location:
         return
     folder = _folder(options.state_location)

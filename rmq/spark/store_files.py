@@ -1,4 +1,4 @@
-"""The files of a store folder, ours or Java's, as numpy arrays, and the records in a chunk of a log file.
+"""The files of a store folder, rmq's or Java's, as numpy arrays, and the records in a chunk of a log file.
 
 Nothing is written or locked.
 """
@@ -45,7 +45,7 @@ class LogFile:
     size: int
 
     def map(self) -> Array:
-        """The file's bytes, mapped; they are read when they are looked at. Raises StoreError."""
+        """The file's bytes, mapped: they are read on access. Raises StoreError."""
         try:
             with open(self.path, "rb") as file:
                 mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
@@ -55,7 +55,7 @@ class LogFile:
 
 
 def release_pages(mapped: Array, begin: int, end: int) -> None:
-    """Let the system have the memory of this part of a mapped file. It stays readable."""
+    """Return the memory of this part of a mapped file to the system. It stays readable."""
     begin -= begin % mmap.PAGESIZE
     base: Any = mapped.base
     if end > begin and hasattr(base.obj, "madvise"):
@@ -117,14 +117,14 @@ def first_kept(path: str, topics: Container[str] | None = None) -> Floors:
 
 
 def kept(records: Records, floors: Floors) -> Array:
-    """For each record whether the limits of its topic leave it."""
+    """For each record: true if the limits of its topic leave it."""
     topics = records.topics().dictionary_encode()
     numbers, names = topics.indices.to_numpy(), topics.dictionary.to_pylist()
     queue_ids, offsets = records.head["queue_id"], records.head["queue_offset"]
     result = np.ones(len(numbers), bool)
     for number, name in enumerate(names):
         if queues := floors.get(name):
-            firsts = np.zeros(max(queues) + 2, np.int64)  # the last is of all queues without a row
+            firsts = np.zeros(max(queues) + 2, np.int64)  # the last is for all queues without a row
             firsts[list(queues)] = list(queues.values())
             own = numbers == number
             places = np.clip(queue_ids[own], 0, len(firsts) - 1)
@@ -133,7 +133,7 @@ def kept(records: Records, floors: Floors) -> Array:
 
 
 def queue_units(path: str, first: int = 0, end: int | None = None) -> QueueUnits:
-    """The units of a queue's folder with first <= queue offset < end; what is unused or filler is left out.
+    """The units of a queue's folder with first <= queue offset < end, without unused places and filler.
 
     Raises StoreError when a file cannot be read.
     """
@@ -160,7 +160,7 @@ def queue_range(path: str) -> tuple[int, int]:
 
 
 def log_end(files: list[LogFile]) -> int:
-    """The physical offset after the last good record; what follows is unused room or a torn tail.
+    """The physical offset after the last good record; unused room or a torn tail follows it.
 
     0 when no file has a good record.
     """
@@ -199,11 +199,11 @@ def _read_units(file: Path, first: int, count: int) -> Array:
 
 
 def _magics_backwards(buffer: Array) -> Iterator[int]:
-    """Where a record may begin, the last place first."""
+    """Places where a record may begin, the last place first."""
     end = len(buffer)
     while end > 0:
         begin = max(end - _BACKWARDS, 0)
-        part = buffer[begin : end + 3]  # a magic may lie over the border
+        part = buffer[begin : end + 3]  # a magic may cross the border
         if part.any():
             found = [begin + match.start() - 4 for match in MAGIC.finditer(part.data)]
             yield from (at for at in reversed(found) if at >= 0)
@@ -213,10 +213,10 @@ def _magics_backwards(buffer: Array) -> Iterator[int]:
 
 # --- one chunk of a log file ---
 #
-# A chunk owns the records that begin in it. Its first one is found by looking for a place that certifies
-# itself: the magic, and a physical offset that is the place's own. The search begins some way before the
-# chunk, so that a record in the body of another one is stepped over. What is neither a record nor the blank
-# at the file's end is damage, and belongs to the chunk in which it begins; after it the next certified place
+# A chunk owns the records that begin in it. Its first record is found by a place that certifies itself: the
+# magic, and a physical offset that is the place's own. The search begins some way before the chunk, so that
+# it steps over a record in the body of another one. Bytes that are neither a record nor the blank at the
+# file's end are damage, and belong to the chunk in which they begin; after them the next certified place
 # counts.
 
 Decode: TypeAlias = Callable[[Array], Any]
@@ -225,12 +225,12 @@ _LONG: Final = np.dtype(">i8")
 _PLACE: Final = Struct(">q")
 _PHYSICAL_OFFSET: Final = offset_of("physical_offset")
 _AT_ONCE: Final = 16 << 20  # bytes whose records are found at once: they are still cached when decoded
-_BEFORE: Final = 4 << 20  # bytes before a chunk that are read too: the default for the longest message
+_BEFORE: Final = 4 << 20  # bytes before a chunk that are also read: the default for the longest message
 
 
 @frozen
 class Damage:
-    """`size` bytes from `position` (both in the file) on hold no whole record."""
+    """Damage: the `size` bytes from `position` (both in the file) on are no whole record."""
 
     position: int
     size: int
@@ -240,7 +240,7 @@ class Damage:
 class ChunkScan:
     """Reads `buffer`, a whole file whose first byte has the physical offset `base`.
 
-    Nothing counts from `limit` on: there the log ends.
+    The log ends at `limit`: bytes behind it do not count.
     """
 
     def __init__(self, buffer: Array, base: int, limit: int, batch: Batch) -> None:
@@ -251,16 +251,17 @@ class ChunkScan:
 
     def rows(self, begin: int, end: int, decode: Decode) -> Iterator[pa.RecordBatch | Damage]:
         """The results of `decode` for the records that begin in the chunk, part by part, and the damage in
-        it. `decode(positions)` raises CorruptRecord at a bad record, and is then called again without that
+        it. `decode(positions)` raises CorruptRecord for a bad record, and is called again without that
         record."""
         return self.batches(begin, end, lambda starts: (decode(starts), len(starts)))
 
     def batches(self, begin: int, end: int, take: Take) -> Iterator[pa.RecordBatch | Damage]:
-        """The same when not all of a part may fit: `take(positions)` says of how many its value is made."""
+        """The same when a part may be too large: `take(positions)` returns the number of records in its
+        value, too."""
         yield from self._follow(self._first(begin), end, take)
 
     def _first(self, begin: int) -> int:
-        """The first place of the chunk that is not inside of a record before."""
+        """The first place of the chunk that is not inside of an earlier record."""
         if begin == 0:
             return 0
         at = self._certified(max(begin - _BEFORE, 0))
@@ -275,7 +276,7 @@ class ChunkScan:
         return Records(self._buffer, starts, ""), len(starts)
 
     def _follow(self, at: int, end: int, take: Take) -> Generator[pa.RecordBatch | Damage, None, int]:
-        """Yield what is in at..end; the value is the place where the next chunk goes on."""
+        """Yield the records in at..end; the generator's value is the place where the next chunk continues."""
         while at < end:
             stop = min(at + _AT_ONCE, end)
             starts, reached = self._records(at, stop)
@@ -296,18 +297,18 @@ class ChunkScan:
         return at
 
     def _records(self, at: int, end: int) -> tuple[Array, int]:
-        """The records from `at` on, up to a record that names another place."""
+        """The records from `at` on, up to a record that has another place in its fields."""
         starts, reached = find_records(self._buffer, at, end)
         places = at_every_byte(self._buffer, _LONG)[starts + _PHYSICAL_OFFSET]
         wrong = np.flatnonzero(places != starts + self._base)
         return (starts[: wrong[0]], int(starts[wrong[0]])) if len(wrong) else (starts, reached)
 
     def _is_end(self, at: int) -> bool:
-        """Whether the blank record is here that closes the file."""
+        """True if the blank record that closes the file is at this place."""
         return is_blank(self._buffer[at : at + 8].data, self._file_size - at)
 
     def _certified(self, at: int) -> int:
-        """The first place from `at` on where a record may begin; the end of the log when there is none."""
+        """The first place from `at` on where a record may begin; the end of the log without one."""
         view = self._buffer.data
         for match in MAGIC.finditer(view, at + 4):
             place = match.start() - 4

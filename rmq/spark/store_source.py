@@ -75,7 +75,7 @@ class QueuePart(InputPartition):
 
 
 class StoreReader(DataSourceReader):
-    """Reads what the options say, in the columns of `schema`. Raises ConfigError."""
+    """The reader of a store, with the columns of `schema`. Raises ConfigError."""
 
     def __init__(self, options: StoreOptions, schema: StructType) -> None:
         self._options = options
@@ -124,7 +124,7 @@ class StoreReader(DataSourceReader):
     def _decode(
         self, buffer: Array, starts: Array, floors: Floors = MappingProxyType({})
     ) -> tuple[pa.RecordBatch, int]:
-        """A batch of the first records, and how many were looked at: as many as it may have bytes for."""
+        """A batch of the first records, and the number of records in it: as many as fit its bytes."""
         options = self._options
         release_pages(buffer, 0, int(starts[0]))
         chosen = starts
@@ -148,7 +148,7 @@ class StoreReader(DataSourceReader):
         return batch, int(np.searchsorted(starts, chosen[batch.num_rows]))
 
     def _damaged(self, file: LogFile, damage: Damage) -> Iterator[pa.RecordBatch]:
-        """Do with damage what onCorrupt says."""
+        """Treat damage by onCorrupt."""
         position = file.base + damage.position
         if self._options.on_corrupt == "fail":
             raise CorruptRecord(
@@ -190,9 +190,9 @@ class StoreReader(DataSourceReader):
         yield from self._damaged(file, Damage(int(units.physical_offset[lost][0]), 0, reason))
 
     def _decode_units(self, part: QueuePart, file: LogFile, units: QueueUnits) -> Iterator[pa.RecordBatch]:
-        # Mapped anew for each batch: the pages of the one before are given back.
+        # Mapped again for each batch: the pages of the last one are returned to the system.
         buffer = file.map()
-        # Units go up with the log, unless they are damaged.
+        # Units are in the order of the log, unless they are damaged.
         breaks = np.flatnonzero(np.diff(units.physical_offset) <= 0) + 1
         for each in zip(*(np.split(field, breaks) for field in units), strict=True):
             run = QueueUnits(*each)
@@ -213,7 +213,7 @@ class StoreReader(DataSourceReader):
     def _decode_run(
         self, buffer: Array, queue_id: int, run: QueueUnits, starts: Array, some: Array
     ) -> tuple[pa.RecordBatch, int]:
-        """Decode `some` of the records at `starts`, after a look at whether they are those of their units."""
+        """Decode `some` of the records at `starts`, after a check that they are those of their units."""
         at = int(np.searchsorted(starts, some[0]))
         units = QueueUnits(*(field[at : at + len(some)] for field in run))
         _check_units(buffer, queue_id, some, units)
@@ -221,7 +221,7 @@ class StoreReader(DataSourceReader):
 
 
 def _check_units(buffer: Array, queue_id: int, starts: Array, units: QueueUnits) -> None:
-    """Raise CorruptRecord at a record that is not what its unit says."""
+    """Raise CorruptRecord for a record that differs from its unit."""
     fits = starts <= len(buffer) - HEAD.itemsize
     head = gather(buffer, HEAD, np.where(fits, starts, 0))
     fits &= (head["size"] == units.size) & (head["queue_id"] == queue_id)
@@ -233,7 +233,7 @@ def _check_units(buffer: Array, queue_id: int, starts: Array, units: QueueUnits)
 
 
 def chunk_size(stored: int) -> int:
-    """Bytes for a task to read of a log with so many: an eighth of it, from 64 to 256 MiB.
+    """Bytes that a task reads of a log of this size: an eighth of it, from 64 to 256 MiB.
 
     A task costs Spark and its workers tens of milliseconds, whatever it reads.
     """
@@ -261,12 +261,12 @@ def _queue_parts(path: str, topics: Sequence[str], limit: int, floors: Floors) -
     return parts
 
 
-# --- what filters leave to read: files, chunks and queues ---
+# --- files, chunks and queues after the filters ---
 
 
 class PushdownStoreReader(StoreReader):
-    """A class of its own: Spark refuses a reader that has `pushFilters`, whatever is asked of it, while its
-    setting spark.sql.python.filterPushdown.enabled is false."""
+    """The reader with filters, a class of its own: Spark refuses a reader that has `pushFilters`, whatever is
+    asked of it, while its setting spark.sql.python.filterPushdown.enabled is false."""
 
     def __init__(self, options: StoreOptions, schema: StructType) -> None:
         super().__init__(options, schema)
@@ -274,19 +274,19 @@ class PushdownStoreReader(StoreReader):
         self._is_empty = False
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
-        """Take the filters, before `partitions`. Spark applies all of them too: rows that tell of damage have
-        nothing that could be compared."""
+        """Take the filters, before `partitions`. Spark applies all of them too: rows of damage have no values
+        to compare."""
         self._conditions = Conditions.of(filters)
         topics = self._options.topics or self._conditions.values("topic")
         if topics is not None:
             topics = tuple(topic for topic in topics if self._conditions.allow("topic", topic))
-            # Topics that no record has are no topics for the options, where they stand for all.
+            # Topics without records are no topics for the options, where these stand for all.
             self._is_empty = not topics
             self._options = evolve(self._options, topic=",".join(topics))
         return filters
 
     def partitions(self) -> Sequence[InputPartition]:
-        """The parts to read of. Raises what StoreReader does."""
+        """The parts to read. Raises the errors of StoreReader."""
         if self._is_empty:
             return []
         parts = super().partitions()
@@ -311,7 +311,7 @@ class PushdownStoreReader(StoreReader):
         return evolve(part, first=first, end=end)
 
     def _in_time(self, chunks: Sequence[Chunk]) -> list[Chunk]:
-        """The chunks of files that may hold records of the time, by the first record of each file."""
+        """The chunks of files that may have records of the time, by the first record of each file."""
         span = self._conditions.span("storeTimestamp")
         if span == Span():
             return list(chunks)
@@ -327,6 +327,6 @@ class PushdownStoreReader(StoreReader):
 
 
 def _first_time(file: LogFile) -> int | None:
-    """When the first record of a file was stored; None when there is no good one."""
+    """The store time of a file's first record; None without a good one."""
     record = parse(file.map().data, 0, file.base, check_crc=False)
     return None if record is None else record.store_timestamp

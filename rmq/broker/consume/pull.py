@@ -53,7 +53,7 @@ class Pull:
         return {RequestCode.PULL_MESSAGE: self.pull, LITE_PULL_MESSAGE: self.pull}
 
     def guides(self, language: str) -> bool:
-        """Whether clients of this language are told a preferred replica."""
+        """True if clients of this language are told a preferred replica."""
         return self._place.applies_to(language)
 
     def preferred(self, queue_id: int) -> int:

@@ -58,8 +58,8 @@ class FlowControl:
         role: Role,
         sender: Callable[[], Connection | None] = lambda: None,
     ) -> None:
-        """Whether messages are refused now. `sender` is the connection whose requests are being handled, if
-        any."""
+        """Decides whether messages are refused now. `sender` returns the connection whose requests are being
+        handled, if any."""
         self._sender = sender
         self._parked = Shares(0)  # as counted at `_parked_at`
         self._parked_at = -math.inf

@@ -1,4 +1,4 @@
-"""Bytes of a buffer as numpy and Arrow arrays: numbers read at any place, and texts copied together."""
+"""Bytes of a buffer as numpy and Arrow arrays: numbers at any place, and texts copied together."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def offsets_and_bytes(values: pa.Array) -> tuple[Array, Array]:
 
 
 def decode_utf8(values: pa.Array) -> pa.Array:
-    """Binary values as strings, with U+FFFD for what is not UTF-8."""
+    """Binary values as strings, with U+FFFD for bytes that are not UTF-8."""
     try:
         return values.cast(pa.string())
     except pa.ArrowInvalid:

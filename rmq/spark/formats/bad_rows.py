@@ -18,7 +18,7 @@ from rmq.spark.formats.encoding import KEY_PROPERTY, NO_TEXT, RowKeys, texts_of_
 BODY_BYTES: Final = "rmqBodyBytes"
 """Property of a letter: the length of the row's body; absent for null."""
 KEPT_BYTES: Final = 64 * 1024
-"""As much of a body goes into a letter."""
+"""Bytes of a body that go into a letter."""
 _TEXTS: Final = ("tags", "keys", "shardingKey", "rowKey", "msgId")
 
 

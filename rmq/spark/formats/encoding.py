@@ -1,7 +1,7 @@
 """Rows as messages on the wire, thousands at once: the bodies of batch sends, made of Arrow columns.
 
 A message of a batch is `size, 0, 0, flag, body size, body, properties size, properties` (see
-rmq.protocol.record.encode_batch, which does the same for one after another). Joined element by element, the
+rmq.protocol.record.encode_batch, which encodes one message after the other). Joined element by element, the
 columns' data buffer is the body of the batch itself.
 """
 
@@ -60,7 +60,7 @@ _AROUND: Final = _HEAD.itemsize + 2
 
 
 def check_write_columns(schema: StructType, topic: str) -> list[str]:
-    """The columns of rows to write. Raises ConfigError at one that is unknown, wrong or missing."""
+    """Check the columns of rows to write. Raises ConfigError for an unknown, wrong or missing one."""
     for found in schema.fields:
         allowed = WRITE_COLUMNS.get(found.name)
         if allowed is None:
@@ -94,7 +94,7 @@ def keyed_schema(schema: StructType, column: str) -> StructType:
 
 
 def keyed(batch: pa.RecordBatch, column: str) -> pa.RecordBatch:
-    """The rows with that column (empty: as they are) as their `rowKey`; a column of the sink's stays, too."""
+    """The rows with that column (empty: unchanged) as their `rowKey`; a column of the sink's stays, too."""
     if column in ("", "rowKey"):
         return batch
     kept = batch if column in WRITE_COLUMNS else batch.drop_columns(column)
@@ -128,7 +128,7 @@ class RowKeys:
         return pc.binary_join_element_wise(self.prefix, numbers, "/")
 
     def unique_ids(self) -> pa.Array:
-        """32 hexadecimal digits that stand for the key, in the form of RocketMQ's unique ids."""
+        """32 hexadecimal digits for the key, in the form of RocketMQ's unique ids."""
         digest = hashlib.md5(self.prefix.encode(), usedforsecurity=False).hexdigest()[:24].upper()
         numbers = np.arange(self.first, self.first + self.count).astype(">u4")
         digits = _HEX[numbers.view(np.uint8)].view("S8")
@@ -138,7 +138,7 @@ class RowKeys:
 
 @frozen
 class ColumnKeys:
-    """Keys that the rows bring along: `rowKey`, and `msgId` or what is made of the key."""
+    """Keys of the rows themselves: `rowKey`, and `msgId` or an id made from the key."""
 
     batch: pa.RecordBatch
 
@@ -160,7 +160,7 @@ class RowRefused(MessageIllegal):
 
 
 def bodies(batch: pa.RecordBatch, most: int) -> pa.Array:
-    """The bodies as bytes. Raises RowRefused for a row that has none, or more than `most` bytes."""
+    """The bodies as bytes. Raises RowRefused for a row without a body, or with more than `most` bytes."""
     found = batch.column("body").cast(pa.binary())
     sizes = pc.fill_null(pc.binary_length(found), 0)
     _refuse(pc.equal(sizes, 0), "the body is empty; RocketMQ needs at least one byte")
@@ -169,7 +169,7 @@ def bodies(batch: pa.RecordBatch, most: int) -> pa.Array:
 
 
 def property_texts(batch: pa.RecordBatch, keys: Keys) -> pa.Array:
-    """The property text of each row. Raises RowRefused for what it cannot carry."""
+    """The property text of each row. Raises RowRefused for properties that cannot be encoded."""
     found = texts_of_properties(batch, keys)
     sizes = pc.binary_length(found)
     _refuse(pc.greater(sizes, PROPERTIES_MAX), f"its properties have more than {PROPERTIES_MAX} bytes")
@@ -177,7 +177,8 @@ def property_texts(batch: pa.RecordBatch, keys: Keys) -> pa.Array:
 
 
 def texts_of_properties(batch: pa.RecordBatch, keys: Keys) -> pa.Array:
-    """The property text of each row, of any length. Raises RowRefused for what it cannot carry."""
+    """The property text of each row, of any length. Raises RowRefused for properties that cannot be
+    encoded."""
     names = set(batch.schema.names)
     parts = [
         _pair("UNIQ_KEY", keys.unique_ids()),
@@ -197,7 +198,7 @@ def texts_of_properties(batch: pa.RecordBatch, keys: Keys) -> pa.Array:
 
 
 def encode(body: pa.Array, properties: pa.Array) -> pa.Array:
-    """The messages of a batch send: the bytes of one after another are its body."""
+    """The messages of a batch send: their bytes one after the other are its body."""
     properties = properties.cast(pa.binary())
     body_sizes = pc.binary_length(body).to_numpy(zero_copy_only=False)
     property_sizes = pc.binary_length(properties).to_numpy(zero_copy_only=False)
@@ -215,7 +216,7 @@ def encode(body: pa.Array, properties: pa.Array) -> pa.Array:
 
 
 ROWS_MAX: Final = 1000
-"""Messages of a batch. A broker answers with the ids of all of them in a header: 33 bytes each, and our
+"""Messages of a batch. A broker answers with the ids of all of them in a header: 33 bytes each, and rmq's
 client refuses headers of more than 64 KiB."""
 
 
@@ -247,7 +248,7 @@ def groups(columns: Sequence[pa.Array], count: int) -> list[tuple[tuple[Any, ...
     ]
 
 
-NO_TEXT = r"[\x00-\x02]"  # separators, and what brokers refuse as it looks like a page that was lost
+NO_TEXT = r"[\x00-\x02]"  # separators, and a character that brokers refuse as it looks like a lost page
 
 # --- parts ---
 

@@ -55,8 +55,8 @@ def plain_batch(
     buffer: Array, starts: Array, schema: pa.Schema, *, broker_name: str, decompress: bool
 ) -> pa.RecordBatch | None:
     """A row for each record, as `rmq.spark.formats.records.decode_batch` makes them; None when that function
-    must decode the batch, and without a compiled engine. `decompress`: whether records with compressed
-    bodies are not plain."""
+    must decode the batch, and without a compiled engine. `decompress`: true if records with compressed bodies
+    are not plain."""
     if engine.compiled is None:
         return None
     numbers = [name for name in schema.names if name in _FIELD_OF]
@@ -95,7 +95,8 @@ def plain_batch(
 
 
 def host_texts(hosts: Array) -> tuple[Array, list[str]]:
-    """Of hosts of eight bytes each: for each the number of its text, and the texts, each once."""
+    """The texts of hosts of eight bytes each: for each host the number of its text, and the texts, each
+    once."""
     found = pa.array(np.ascontiguousarray(hosts)).dictionary_encode()
     return found.indices.to_numpy(), [host_text(host.tobytes()) for host in found.dictionary.to_numpy()]
 
@@ -115,7 +116,7 @@ def _texts(texts: _Texts, kind: pa.DataType) -> pa.Array:
 
 
 def _pairs(count: int, ends: bytes, names: _Texts, values: _Texts) -> dict[str, pa.Array]:
-    """The two columns that hold all properties, as maps and as lists."""
+    """The two columns with all properties, as maps and as lists."""
     keys, items = _texts(names, pa.string()), _texts(values, pa.string())
     offsets = pa.Array.from_buffers(pa.int32(), count + 1, [None, pa.py_buffer(ends)])
     form = MORE_COLUMNS["headers"][1]
@@ -131,7 +132,7 @@ def _as(column: pa.Array, form: pa.DataType) -> pa.Array:
 
 
 def _number_of(name: str) -> tuple[int, int, int]:
-    """(place in the record, bytes, factor), as the engine wants it."""
+    """(place in the record, bytes, factor), in the engine's form."""
     field = _FIELD_OF[name]
     return offset_of(field), _SIZES[dict(FIELDS)[field]], 0 if name in _HOSTS else _TIMES.get(name, 1)
 

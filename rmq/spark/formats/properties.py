@@ -14,7 +14,7 @@ from rmq.spark.formats.arrays import Array, at_every_byte, decode_utf8, offsets_
 _WORD: Final = np.dtype(">u8")
 _BITS, _BYTE = np.uint64(64), np.uint64(8)
 _ODD: Final = np.uint64(0x9E37_79B9_7F4A_7C15)  # 2^64 / golden ratio: its product's upper bits are well mixed
-_FEW: Final = 12  # properties of a record up to which comparing each with each costs less than sorting
+_FEW: Final = 12  # properties of a record up to which comparing all pairs costs less than sorting
 _ROW: Final = np.uint64(40)  # bits below the number of a row
 
 
@@ -53,7 +53,7 @@ class Properties:
 
     @cached_property
     def rows(self) -> Array:
-        """For each property the number of its record."""
+        """The number of its record for each property."""
         return np.repeat(np.arange(len(self.offsets) - 1), np.diff(self.offsets))
 
     @cached_property
@@ -65,14 +65,14 @@ class Properties:
 
     @cached_property
     def values(self) -> pa.Array:
-        """Their values."""
+        """The values of all properties."""
         return take_bytes(self._joined, self._names_end + 1, self._ends - self._names_end - 1).view(
             pa.string()
         )
 
     @cached_property
     def _words(self) -> tuple[Array, Array]:
-        """Each name's first eight bytes as a number, and its length: a short name is known by these two."""
+        """Each name's first eight bytes as a number, and its length: these two identify a short name."""
         begins = self._begins + 1
         size = (self._names_end - begins).view(np.uint64)
         words = at_every_byte(self._joined, _WORD)[begins].astype(np.uint64)
@@ -104,7 +104,7 @@ class Properties:
         return offsets, self.names.take(pa.array(kept)), self.values.take(pa.array(kept))
 
     def _may_repeat(self) -> bool:
-        """Whether a record has two names that begin and end alike as far as it was looked at."""
+        """True if a record has two names with the same begin and end in the compared bytes."""
         words, size = self._words
         mixed = (words + size) * _ODD >> (_BITS - _ROW)
         numbers = self.rows.astype(np.uint64) << _ROW | mixed
@@ -115,7 +115,7 @@ class Properties:
 
 
 def _padded(texts: Array) -> Array:
-    """A copy with zeros behind: a name's first bytes are read as a number, also where the texts end."""
+    """A copy with zeros behind: a name's first bytes are read as a number, also at the end of the texts."""
     found = np.empty(len(texts) + _WORD.itemsize, np.uint8)
     found[: len(texts)] = texts
     found[len(texts) :] = 0

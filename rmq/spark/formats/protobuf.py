@@ -1,8 +1,8 @@
 """Bodies that are Protobuf messages -> rows, by the package `protobuf` in Spark's Python workers, and the
 Spark schema of such rows.
 
-Spark's own functions need a package of its version in the session, cannot tell a body that does not fit from
-an empty message, and know nothing of the numbers that clients of a schema registry put before a message.
+Spark's own functions need a package of its version in the session, cannot distinguish a body that does not
+fit from an empty message, and do not read the numbers that clients of a schema registry put before a message.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 
 Descriptor = Any
 FieldDescriptor = Any
-"""The library has two kinds of each, one in C, and its types mix them."""
+"""Types of the library: each has two kinds, one in C, which its types mix."""
 Read = Callable[[Any], Any]
-"""What the library gives -> what Spark takes."""
+"""Type of a value from the library -> function to Spark's value."""
 
 UNSIGNED_DIGITS: Final = 20
-"""Of the largest number of 64 bits without a sign, which Spark's long does not hold."""
+"""Digits of the largest number of 64 bits without a sign, which Spark's long does not hold."""
 _TIMESTAMP: Final = "google.protobuf.Timestamp"
 _DURATION: Final = "google.protobuf.Duration"
 
@@ -61,16 +61,17 @@ def schema_of(description: bytes, message: str) -> StructType:
     """The Spark schema of a message's rows: numbers without a sign are the next larger type, enumerations
     text, Timestamp and Duration Spark's own.
 
-    Raises ConfigError for a message that is not there or contains itself."""
+    Raises ConfigError for a message that is missing or contains itself.
+    """
     return _struct(_message_type(description, message).DESCRIPTOR, ())
 
 
 def reader(
     description: bytes, message: str, *, framed: bool
 ) -> Callable[[bytes | None], tuple[Any, ...] | None]:
-    """From a body to a row of `schema_of`; None for a body that is no such message, or that has none of the
-    message's fields. It can be sent to other processes. `framed`: a registry's five bytes come before each
-    message, followed by the numbers that locate the message's type in its file."""
+    """A function from a body to a row of `schema_of`; it returns None for a body that is no such message, or
+    that has none of the message's fields. The function can be pickled. `framed`: a registry's five bytes come
+    before each message, followed by the numbers that locate the message's type in its file."""
 
     def read(body: bytes | None) -> tuple[Any, ...] | None:
         from google.protobuf.message import DecodeError
@@ -92,8 +93,9 @@ def reader(
 
 
 def _framing(data: bytes) -> int:
-    """The length of what a registry's clients put before a message: a zero, four bytes, and how many numbers
-    follow, each a zigzag varint; no number stands for one that is 0. Raises IndexError, ValueError."""
+    """The length of the header that a registry's clients put before a message: a zero, four bytes, and the
+    count of further numbers, each a zigzag varint; no number stands for one that is 0. Raises IndexError,
+    ValueError."""
     if data[0] != 0:
         raise ValueError("no frame of a registry")
     at = 5
@@ -134,7 +136,7 @@ def _message_type(description: bytes, message: str) -> type[Message]:
         added.add(name)
         if name in files:
             file = files[name]
-        else:  # one of those that come with the library
+        else:  # one of the files that come with the library
             _known_types()
             file = type(next(iter(files.values())))()
             Default().FindFileByName(name).CopyToProto(file)
@@ -158,7 +160,7 @@ def _message_type(description: bytes, message: str) -> type[Message]:
 
 
 def _known_types() -> None:
-    """Loads the types of Google's that a description may import without holding them."""
+    """Load the types of Google's that a description may import without containing them."""
     for name in ("any", "duration", "empty", "field_mask", "struct", "timestamp", "wrappers"):
         importlib.import_module(f"google.protobuf.{name}_pb2")
 

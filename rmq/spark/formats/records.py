@@ -42,17 +42,17 @@ from rmq.spark.formats.schema import COLUMNS, MORE_COLUMNS, arrow_schema
 Data: TypeAlias = bytes | memoryview | Array
 
 MAGIC: Final = re.compile(re.escape(MESSAGE_MAGIC.to_bytes(4, "big")))
-"""Where a record may begin: four bytes before."""
+"""Offset of the magic from a record's begin."""
 
 _TYPES: Final = {"i": ">i4", "I": ">u4", "q": ">i8", "8s": "=u8"}
 HEAD: Final = np.dtype([(name, _TYPES[code]) for name, code in FIELDS])
-"""The fixed fields of a record; hosts as their eight bytes are. An IPv6 host takes 12 bytes more, and what
-follows it lies as many further on."""
+"""The fixed fields of a record; hosts as their eight bytes are. An IPv6 host takes 12 bytes more, which moves
+the fields behind it."""
 
 _TIME: Final = np.dtype(">i8")
 _HOST: Final = np.dtype("=u8")
 _TAIL: Final = np.dtype([(name, _TYPES[code]) for name, code in FIELDS[-3:]])
-_WIDER: Final = 12  # bytes that an IPv6 host takes more
+_WIDER: Final = 12  # further bytes of an IPv6 host
 _OFFSETS_END: Final = 1 << 31  # Arrow's offsets are 32-bit numbers
 _HEX: Final = np.frombuffer(b"".join(b"%02X" % byte for byte in range(256)), np.uint16)
 
@@ -128,9 +128,10 @@ def as_bytes(data: Data) -> Array:
 
 
 class Records:
-    """Some records of `buffer`, at ascending `starts`, and what their columns are made of.
+    """Some records of `buffer`, at ascending `starts`, with the parts for their columns.
 
-    Raises CorruptRecord like decode_batch: when made if lengths do not fit, else when a column is asked for.
+    Raises CorruptRecord like decode_batch: in the constructor if lengths do not fit, else when a column is
+    read.
     """
 
     def __init__(
@@ -160,14 +161,14 @@ class Records:
         )
         inside = np.append(False, starts[1:] < (starts + size)[:-1])
         self._refuse(inside, "it begins inside the record before")
-        # What follows counts from the first record, in the bytes up to the end of the last.
+        # The places below count from the first record, in the bytes up to the end of the last.
         first, last = int(starts[0]), int(starts[-1] + size[-1])
         self._bytes = buffer[first:last]
         self._at = at = starts - first
         self._lay_out(at, at + size)
 
     def _lay_out(self, at: Array, end: Array) -> None:
-        """Find the places of everything; each length is checked before it is used."""
+        """Find the places of all parts; each length is checked before it is used."""
         self._born_host_at = at + _offset("born_host")
         self._store_host_at = at + _offset("store_host")
         self._body_at = at + HEAD.itemsize
@@ -186,7 +187,7 @@ class Records:
         self._refuse(self._text_at + self._text != end, "size and lengths do not agree")
 
     def _widen(self, rows: Array, end: Array) -> None:
-        """Read the fields that IPv6 hosts have moved in the heads of these rows."""
+        """Read the fields that IPv6 hosts have moved, in the heads of these rows."""
         sys_flag = self.head["sys_flag"]
         self._store_host_at += _WIDER * ((sys_flag & SYS_BORNHOST_V6) != 0)
         self._body_at = self._store_host_at + _HOST.itemsize + _TAIL.itemsize
@@ -213,7 +214,7 @@ class Records:
         self._refuse(~self.crc_matches(), "the body's CRC is wrong")
 
     def crc_matches(self) -> Array:
-        """For each record whether its stored body has the CRC that the record says."""
+        """For each record: true if its stored body has the CRC in the record."""
         view = self._bytes.data
         begins, ends = self._body_at.tolist(), (self._body_at + self._body).tolist()
         found = [zlib.crc32(view[begin:end]) for begin, end in zip(begins, ends, strict=True)]
@@ -265,7 +266,7 @@ class Records:
             return take_bytes(self._bytes, self._body_at, self._body)
         view = self._bytes.data
         begins, ends = self._body_at.tolist(), (self._body_at + self._body).tolist()
-        # Each opened body is let go once it is copied: a single one may be as big as all others.
+        # Each decompressed body is dropped once it is copied: a single one may be as big as all others.
         parts = [
             self._opened.pop(row) if row in self._opened else view[begin:end]
             for row, (begin, end) in enumerate(zip(begins, ends, strict=True))
@@ -281,10 +282,10 @@ class Records:
         return pc.if_else(pa.array(there), bodies, pa.scalar(None, pa.binary()))
 
     def open_bodies(self, most: int | None) -> int:
-        """Decompress bodies until all have `most` bytes; gives the number of records, at least 1."""
+        """Decompress bodies until all have `most` bytes; returns the number of records, at least 1."""
         packed = (self.head["sys_flag"] & SYS_COMPRESSED) != 0
         rows = np.flatnonzero(packed).tolist() if self._decompress else []
-        # What each body adds to the sum of the stored ones.
+        # The part of each body in the sum of the stored ones.
         grown, stored = 0, np.cumsum(self._body)
         for row in rows:
             if row not in self._opened:
@@ -329,7 +330,7 @@ class Records:
         return b""
 
     def message_ids(self) -> pa.Array:
-        """The producer's unique id, or the id made of storing host and physical offset."""
+        """The producer's unique id, or the id made from storing host and physical offset."""
         unique = self.property(PROPERTY_UNIQUE_KEY)
         missing = np.flatnonzero(unique.is_null())
         if len(missing) == 0:
@@ -368,7 +369,7 @@ class Records:
 
 
 def _offset(name: str) -> int:
-    """Where a field of the head begins."""
+    """The begin of a field in the head."""
     assert HEAD.fields is not None
     return int(HEAD.fields[name][1])
 
@@ -405,12 +406,13 @@ _BUILDERS: Final[dict[str, Callable[[Records], pa.Array]]] = {
 }
 
 
-# --- how many at once ---
+# --- number of records at once ---
 
 
 @frozen
 class Batch:
-    """How many records are decoded together: at most `rows`, and `size` bytes unless a record is longer."""
+    """The number of records that are decoded together: at most `rows`, and `size` bytes unless a record is
+    longer."""
 
     rows: int
     size: int
@@ -436,23 +438,23 @@ def each_fitting(starts: Array, take: Take) -> Iterator[Any]:
             yield from each_fitting(starts[starts < error.offset], take)
             raise
         yield found
-        # Where little fits, few are tried: each try looks at all that it is given.
+        # If few fit, few are tried: each try looks at all that it is given.
         starts, room = starts[taken:], 2 * taken
 
 
-# --- where records begin ---
+# --- begins of records ---
 #
-# A record's size leads to the next one, so records make a chain, and a chain is followed step by step. That
-# is what the compiled engine does. To follow it with few numpy calls, a search for the magic gives many
-# places to begin from, and all these chains take their steps together. A chain must arrive at exactly the
-# place where the next one began: then that place was a record's start, and not a body that holds the magic.
-# When one does not, the bytes are looked through again one record after the other.
+# A record's size leads to the next one, so records make a chain, which the compiled engine follows step by
+# step. To follow it with few numpy calls, a search for the magic finds many places to begin from, and all
+# these chains take their steps together. A chain must arrive at exactly the place where the next one began:
+# this proves that the place was a record's begin, and not a body with the magic. If a chain does not arrive,
+# the bytes are searched again, one record after the other.
 
 
 _PAIR: Final = part("size", "magic")
 _PAIRS: Final = np.dtype(">u8")  # size and magic as one number
-_FIRST: Final = 64  # records that are read one by one, to know their size
-_FEW: Final = 2048  # records up to which one by one is quicker
+_FIRST: Final = 64  # records that are read one after the other, to know their size
+_FEW: Final = 2048  # records up to which reading one after the other is faster
 _LONG: Final = 8192  # bytes of a record from which on the search for magics costs more than it saves
 
 
@@ -490,7 +492,8 @@ def _found_by_chains(buffer: Array, at: int, end: int) -> tuple[Array, int]:
     count = (end - reached) // mean
     begins = None
     if count > _FEW and mean < _LONG:
-        # A step of all chains costs ten times what finding a place to begin costs: so the sum is least.
+        # A step of all chains costs ten times as much as finding a place to begin: this number has the least
+        # sum.
         begins = _begins(buffer, reached, end, mean * isqrt(count // 10))
     rest = _together(buffer, begins, end) if begins is not None else None
     if rest is None:
@@ -512,7 +515,7 @@ def _one_by_one(buffer: Array, at: int, end: int, most: int) -> tuple[Array, int
 
 
 def _begins(buffer: Array, at: int, end: int, stride: int) -> Array:
-    """Places to begin chains from, the first being `at`; the rest may be false."""
+    """Places to begin chains from, the first being `at`; other places may be false."""
     begins = [at]
     view = buffer.data
     found = MAGIC.search(view, at + stride, end)
@@ -523,7 +526,7 @@ def _begins(buffer: Array, at: int, end: int, stride: int) -> Array:
 
 
 def _together(buffer: Array, begins: Array, end: int) -> tuple[Array, int] | None:
-    """Follow all chains; None when a chain does not arrive where the next began."""
+    """Follow all chains; None when a chain does not arrive at the begin of the next."""
     pairs = at_every_byte(buffer, _PAIRS)
     last = len(buffer) - FIXED_SIZE
     at, stop = begins, np.append(begins[1:], end)
@@ -533,7 +536,7 @@ def _together(buffer: Array, begins: Array, end: int) -> tuple[Array, int] | Non
         after = at + (found >> np.uint64(32)).astype(np.int64)
         good = (found & np.uint64(0xFFFF_FFFF)) == MESSAGE_MAGIC
         good &= (after >= at + FIXED_SIZE) & (after <= len(buffer)) & (at <= last)
-        # Only the last chain may end at what is no record, or reach over its stop.
+        # Only the last chain may end at bytes that are no record, or go past its stop.
         if (~good | (after > stop))[stop != end].any():
             return None
         if stop[-1] == end:

@@ -1,8 +1,8 @@
 """The 18 columns of a message, in Spark's and in Arrow's types.
 
 A reader may request any of them in any order, and in any case, with `.schema(...)`; only requested columns
-are decoded. That is how columns are pruned: Spark does not tell a Python data source which columns a query
-uses.
+are decoded. Columns are pruned in this way, because Spark does not tell a Python data source which columns a
+query uses.
 """
 
 from __future__ import annotations
@@ -67,20 +67,20 @@ COLUMNS: Final[dict[str, tuple[DataType, pa.DataType]]] = {
 """Name -> (Spark's type, Arrow's type)."""
 
 MORE_COLUMNS: Final[dict[str, tuple[DataType, pa.DataType]]] = {"headers": (_HEADERS, _HEADERS_ARROW)}
-"""Columns that are there for those who name them: `headers` has what `properties` has, in its order and with
-all values of a name that is there several times."""
+"""Columns only for schemas that name them: `headers` has the properties in their order, with all values of a
+repeated name."""
 
 _OWN_NAMES: Final = {name.lower(): name for name in (*COLUMNS, *MORE_COLUMNS)}
 
 MAY_BE_NULL: Final = frozenset({"tags", "keys"})
-"""The columns that a message may lack. That the others are never null saves Spark a look at each value."""
+"""The columns that a message may lack. Columns that are never null save Spark a check of each value."""
 
 
 def spark_schema(
     columns: Iterable[str] | None = None, *, nullable: Collection[str] | bool = False
 ) -> StructType:
-    """The schema of these columns in this order, of all by default; `nullable`: any of them may be null, or
-    those that are named.
+    """The schema of these columns in this order, of all by default; `nullable`: true if any column may be
+    null, or the names of these columns.
 
     Raises ConfigError.
     """
@@ -95,16 +95,16 @@ def spark_schema(
 def arrow_schema(
     columns: Iterable[str] | None = None, *, nullable: Collection[str] | bool = False
 ) -> pa.Schema:
-    """The same as Arrow has it: what Spark demands of record batches, to the letter. Raises ConfigError."""
+    """The same in Arrow's types, exactly as Spark demands of record batches. Raises ConfigError."""
     return asked_schema(spark_schema(columns, nullable=nullable), nullable=nullable)
 
 
 def asked_schema(schema: StructType, *, nullable: Collection[str] | bool = False) -> pa.Schema:
-    """The Arrow form of a schema that a user asked for; `nullable`: any column may turn out to be null, or
-    those that are named.
+    """The Arrow form of a user's schema; `nullable`: true if any column may be null, or the names of these
+    columns.
 
-    Raises ConfigError at a name or type that is not ours, and where a column is said to be never null that
-    may be.
+    Raises ConfigError for an unknown name or type, and for a column that is declared as never null and may be
+    null.
     """
     names: list[str] = schema.fieldNames()
     lowered = [name.lower() for name in names]
@@ -120,7 +120,7 @@ def own_names(schema: pa.Schema) -> pa.Schema:
 
 
 def renamed(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """The batches with the column names of `schema`, which are the same but for their case."""
+    """The batches with the column names of `schema`, which differ only in case."""
     for batch in batches:
         yield batch if batch.schema.names == schema.names else batch.rename_columns(schema.names)
 
@@ -149,7 +149,8 @@ def _asked_field(field: StructField, nullable: bool) -> pa.Field:
 
 
 def _nullable_as(asked: ArrayType, arrow: pa.DataType) -> pa.DataType:
-    """The list of `headers` with what may be null as it was asked for: a schema in text says that all may."""
+    """The list of `headers` with the nullability of the user's schema: in a schema in text all parts may be
+    null."""
     parts = asked.elementType
     assert isinstance(parts, StructType)
     fields = [pa.field(part.name, pa.string(), part.nullable) for part in parts.fields]

@@ -17,23 +17,24 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 Note = Callable[[str, Mapping[str, int]], object]
-"""Told the name of a stream, and of a batch how many rows could not be read or do not meet an expectation."""
+"""Called with the name of a stream, and the numbers of a batch's rows that could not be read or do not meet
+an expectation."""
 
 
 def unnoted(name: str, found: Mapping[str, int]) -> None:
-    """Notes nothing."""
+    """Do nothing."""
 
 
 class NotExpected(RmqError):
-    """Rows of a batch that end the stream."""
+    """The error for rows of a batch that end the stream."""
 
     hint = "mend the rows, or have them left out: `dlq`, or `else` of an expectation"
 
 
 @define
 class Batches:
-    """Takes the batches of a stream's query. Letters are written before the target: of a batch that comes
-    again brokers know them."""
+    """Takes the batches of a stream's query. Letters are written before the target: for a repeated batch the
+    brokers have them already."""
 
     spark: SparkSession
     stream: Stream

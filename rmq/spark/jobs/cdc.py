@@ -1,8 +1,8 @@
 """Changes of a database's table in the envelopes of Canal, Debezium and Maxwell, as rows.
 
-A change has the columns of the table's row, `rmq_deleted`, and `rmq_order`: numbers by which the changes of
-a key are put in order, whatever order they come in. Canal and Maxwell write texts or JSON of their own
-types, which are cast to the columns of the schema.
+A change has the columns of the table's row, `rmq_deleted`, and `rmq_order`: numbers that order the changes of
+a key, in whatever order they arrive. Canal and Maxwell write texts or JSON of their own types, which are cast
+to the columns of the schema.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 DELETED: Final = "rmq_deleted"
 ORDER: Final = "rmq_order"
-"""Iceberg keeps the name _deleted for itself."""
+"""The name of the column; Iceberg reserves _deleted for itself."""
 ERROR: Final = "decodeError"
 _ENVELOPES: Final = {
     "canal": (
@@ -42,10 +42,9 @@ _CHANGES: Final = {
 
 
 def changes(frame: DataFrame, cdc: Cdc) -> DataFrame:
-    """The changes that the bodies of messages hold: a row for each, with the columns of the message, those of
-    the table's row in `value`, `rmq_deleted`, `rmq_order`, and `decodeError`, the reason why a body is no
-    change (null for changes). Other statements, and other tables, are left out.
-    """
+    """The changes in the bodies of messages: a row for each, with the columns of the message, those of the
+    table's row in `value`, `rmq_deleted`, `rmq_order`, and `decodeError`, the reason why a body is no change
+    (null for changes). Other statements, and other tables, are left out."""
     from pyspark.sql import functions as F
 
     schema = row_schema(cdc.schema)
@@ -129,7 +128,8 @@ def _rows(form: str) -> Column:
 
 
 def _order(form: str) -> list[Column]:
-    """By the database's time and position, then by the place in the topic and in the envelope."""
+    """The order of a change: the database's time and position, then the place in the topic and in the
+    envelope."""
     from pyspark.sql import functions as F
 
     envelope = F.col("_envelope")
@@ -146,7 +146,7 @@ def _order(form: str) -> list[Column]:
 
 
 def _cast(texts: Column, schema: StructType, name: str) -> Column:
-    """A value of a row, of which the envelope has the text."""
+    """A value of a row, from its text in the envelope."""
     from pyspark.sql import functions as F
     from pyspark.sql.types import ArrayType, BooleanType, MapType, StructType, TimestampType
 

@@ -24,8 +24,7 @@ def mapping(place: str, tree: object, known: Sequence[str] | None = None) -> Map
 
 
 def texts(place: str, tree: object) -> dict[str, str]:
-    """Options, as Spark takes them: numbers and truths as texts, anything deeper as JSON. Raises
-    ConfigError."""
+    """Options in Spark's form: numbers and booleans as texts, nested values as JSON. Raises ConfigError."""
     found = {}
     for name, value in mapping(place, tree).items():
         if value is None:
@@ -80,7 +79,7 @@ def count(place: str, value: object, *, default: int) -> int:
 
 
 def milliseconds(place: str, value: object, *, default: str) -> int:
-    """A length of time in ms; None becomes `default`. Raises ConfigError."""
+    """A duration in ms; None becomes `default`. Raises ConfigError."""
     match = _DURATION.fullmatch(str(default if value is None else value))
     if match is None:
         raise ConfigError(place, value, "a time such as 500ms, 10s, 5m or 1h")
@@ -89,7 +88,7 @@ def milliseconds(place: str, value: object, *, default: str) -> int:
 
 @contextmanager
 def placed(place: str) -> Iterator[None]:
-    """Have errors of options name their place in the file."""
+    """Let errors of options name their place in the file."""
     try:
         yield
     except ConfigError as error:

@@ -1,4 +1,4 @@
-"""Evolution of a table's schema: the changes that a batch asks for, and the rule for what may change."""
+"""Evolution of a table's schema: the changes that a batch needs, and the rule for allowed changes."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def evolution(table: StructType, batch: StructType, rule: str, name: str) -> Evo
 
 
 def is_wider(first: DataType, second: DataType) -> bool:
-    """Whether the first type holds all values of the second, and is another one."""
+    """True if the first type holds all values of the second, and differs from it."""
     from pyspark.sql.types import DecimalType
 
     if isinstance(first, DecimalType) and isinstance(second, DecimalType):

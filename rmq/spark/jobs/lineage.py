@@ -1,8 +1,9 @@
-"""Lineage of streams for OpenLineage: a listener that sends an event when a run starts, goes on and ends.
+"""Lineage of streams for OpenLineage: a listener that sends an event when a run starts, makes progress and
+ends.
 
-Inputs are topics (namespace `rocketmq://<name server>`), the output is the target of the stream. An event
-has the facets of the specification: the processing engine, the kind of the job, the number of messages read,
-and the error of a failed run. Events are sent in a thread of Spark's listeners; an error is logged once and
+Inputs are topics (namespace `rocketmq://<name server>`), the output is the target of the stream. An event has
+the facets of the specification: the processing engine, the kind of the job, the number of messages read, and
+the error of a failed run. Events are sent in a thread of Spark's listeners; an error is logged once and
 changes nothing for the stream.
 """
 
@@ -30,7 +31,7 @@ _SPEC: Final = "https://openlineage.io/spec"
 SCHEMA_URL: Final = f"{_SPEC}/2-0-2/OpenLineage.json#/$defs/RunEvent"
 SEND_SECONDS: Final = 5.0
 END_SECONDS: Final = 10.0
-"""Spark tells listeners of the end of a run a moment later."""
+"""Seconds to wait for Spark's notice of the end of a run, which follows a moment later."""
 
 Send = Callable[[Mapping[str, Any]], None]
 log = logging.getLogger(__name__)
@@ -56,7 +57,7 @@ def _append(path: Path, event: Mapping[str, Any]) -> None:
 
 
 class Lineage(StreamingQueryListener):
-    """Sends events of the streams of a file, which are known by the names of their queries."""
+    """Sends events of the streams of a file, by the names of their queries."""
 
     def __init__(self, jobs: Jobs, send: Send | None = None, spark_version: str = "") -> None:
         self._streams = {one.name: one for one in jobs.streams}
@@ -68,7 +69,7 @@ class Lineage(StreamingQueryListener):
         self._rows: Counter[str] = Counter()
         self._began: set[str] = set()
         self._ended: set[str] = set()
-        """Runs that were told, in one process: few."""
+        """Reported runs, which are few in one process."""
         self._has_failed = False
 
     def onQueryStarted(self, event: Any) -> None:
@@ -88,7 +89,7 @@ class Lineage(StreamingQueryListener):
             self._emit("RUNNING", run, stream)
 
     def onQueryIdle(self, event: Any) -> None:
-        """Nothing has come."""
+        """Do nothing: no message has arrived."""
 
     def onQueryTerminated(self, event: Any) -> None:
         run = str(event.runId)
@@ -102,7 +103,7 @@ class Lineage(StreamingQueryListener):
             self._lock.notify_all()
 
     def wait(self, seconds: float) -> None:
-        """Return when all runs that began have ended and were told, or after that time."""
+        """Wait until all runs that began have ended and were reported, or until the time is over."""
         with self._lock:
             self._lock.wait_for(lambda: self._began == self._ended, seconds)
 
@@ -179,7 +180,8 @@ def _facet(schema: str, **values: Any) -> dict[str, Any]:
 
 
 def trace_lineage(spark: SparkSession, jobs: Jobs) -> Callable[[], None]:
-    """Send events of the streams from now on, if the file names a place; returns a function that ends it."""
+    """Send events of the streams from now on, if the file names a target; returns a function that ends
+    this."""
     if not jobs.lineage:
         return lambda: None
     listener = Lineage(jobs, spark_version=spark.version)

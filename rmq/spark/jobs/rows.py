@@ -18,16 +18,16 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 BROKEN: Final = "_broken"
-"""The names of expectations that a row does not meet."""
+"""The column with the names of expectations that a row does not meet."""
 PLACE: Final = ("topic", "brokerName", "queueId", "queueOffset", "storeTimestamp")
-"""Columns of a message that decoded rows keep where `select` does not say otherwise."""
+"""Columns of a message that decoded rows keep without `select`."""
 LETTER: Final = ("body", "tags", "keys", "properties", "msgId")
-"""And what a letter is made of."""
+"""Further columns for dead letters."""
 
 
 def read_rows(frame: DataFrame, stream: Stream) -> DataFrame:
     """The messages with the columns that `select` and conditions may use: `value` with the decoded body, its
-    fields by their own names too where no column of a message has that name, and `decodeError`."""
+    fields under their own names too unless a column of a message has the name, and `decodeError`."""
     from pyspark.sql import functions as F
 
     if stream.cdc is not None:
@@ -63,7 +63,7 @@ def _with_fields(rows: DataFrame) -> DataFrame:
 
 def checked(rows: DataFrame, expectations: Sequence[Expectation]) -> DataFrame:
     """The rows with `_broken`, the names of the expectations that a row does not meet. A condition that is
-    null is not met; rows that could not be read are not judged."""
+    null is not met; rows that could not be read are not checked."""
     from pyspark.sql import functions as F
 
     names = [F.when(~F.coalesce(F.expr(one.that), F.lit(False)), F.lit(one.name)) for one in expectations]
@@ -73,7 +73,7 @@ def checked(rows: DataFrame, expectations: Sequence[Expectation]) -> DataFrame:
 
 
 def is_broken(expectations: Sequence[Expectation], *otherwise: str) -> Column:
-    """Whether a row does not meet an expectation with any of these consequences."""
+    """True for a row that does not meet an expectation with any of these consequences."""
     from pyspark.sql import functions as F
 
     names = [one.name for one in expectations if one.otherwise in otherwise]
@@ -82,7 +82,7 @@ def is_broken(expectations: Sequence[Expectation], *otherwise: str) -> Column:
 
 def chosen(rows: DataFrame, stream: Stream) -> DataFrame:
     """The rows and columns of the target: `where` and `select`; without `select` the value's fields and the
-    place of the message, or the message's own columns where nothing was decoded."""
+    place of the message, or, without decoding, the message's own columns."""
     if stream.where:
         rows = rows.where(stream.where)
     own = [name for name in (ORDER, DELETED) if name in rows.columns]
@@ -116,12 +116,14 @@ def letters(rows: DataFrame, group: str) -> DataFrame:
         place.alias("rowKey"),
         "msgId",
     )
-    # A message with several changes is one letter; sorted, for brokers know letters that come again by order.
+    # A message with several changes is one letter; sorted, because brokers recognize repeated letters by
+    # order.
     return found.dropDuplicates(["rowKey"]).sortWithinPartitions("rowKey") if ORDER in rows.columns else found
 
 
 def counts(rows: DataFrame, expectations: Sequence[Expectation]) -> dict[str, int]:
-    """How many rows could not be read (`decode`), and how many do not meet each expectation."""
+    """The number of rows that could not be read (`decode`), and the number that do not meet each
+    expectation."""
     from pyspark.sql import functions as F
 
     columns = [F.count_if(F.col(ERROR).isNotNull()).alias("0")]

@@ -1,7 +1,7 @@
 """Named streams of a file: from topics into tables, files or topics, started, restarted, and watched.
 
 Each stream is a query of its own in the same session. A stream that ends in an error is restarted after a
-pause, which grows with each failure and is short again once a batch was done; all other streams go on.
+pause, which grows with each failure and is short again once a batch was done; all other streams continue.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ LONGEST_PAUSE_SECONDS: Final = 300.0
 STEP_SECONDS: Final = 0.5
 
 Tell = Callable[[str], object]
-"""Told in a line what happens to a stream."""
+"""Called with a line about each event of a stream."""
 
 
 # --- running ---
 
 
 def start(spark: SparkSession, stream: Stream, *, once: bool = False, note: Note = unnoted) -> StreamingQuery:
-    """Start a stream; `once`: for the present messages. Counts of rows that are set apart go to `note`.
+    """Start a stream; `once`: for the present messages. `note` gets the counts of rows that are set apart.
     Raises PySparkException, ConfigError."""
     frame = spark.readStream.format("rmq").options(**stream.source).load()
     if stream.by_batch:
@@ -68,14 +68,14 @@ class Kept:
     tell: Tell
     query: StreamingQuery | None = None
     error: str = ""
-    """Why it does not run."""
+    """The reason why it does not run."""
     failures: int = 0
-    """Since a batch was done."""
+    """True since a batch was done."""
     retry_at: float = 0.0
     _batch: int | None = None
 
     def step(self, now: float) -> None:
-        """`now` in seconds of any clock that goes on."""
+        """Start or check the stream; `now` is in seconds of any clock that only goes forward."""
         if self.query is not None and self.query.isActive:
             self._note_batches()
         elif self.query is not None:
@@ -87,7 +87,7 @@ class Kept:
                 self.query = self.start(self.stream)
             except (
                 Exception
-            ) as error:  # of Spark, the source or the sink: the next attempt may find it mended
+            ) as error:  # an error of Spark, the source or the sink: the next attempt may succeed
                 self._failed(now, _reason(error))
             else:
                 self.error = ""
@@ -115,7 +115,7 @@ class Kept:
 
 
 def _reason(error: Exception | None) -> str:
-    """The last line with the problem: errors that come through Spark contain tracebacks."""
+    """The last line with the fault: errors that come through Spark contain tracebacks."""
     if error is None:
         return "it was stopped"
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
@@ -125,20 +125,21 @@ def _reason(error: Exception | None) -> str:
 
 @frozen
 class Ran:
-    """How streams have ended that were run once; `errors` are those that failed."""
+    """Result of streams that were run once; `errors` are those of failed streams."""
 
     streams: int
     rows: int
     errors: Mapping[str, str]
     seconds: float
     away: Mapping[str, Sequence[str]] = field(factory=dict)
-    """Of each stream the brokers that it skipped (onBrokerAway=skip) when it ended, if any."""
+    """Stream -> the brokers that it skipped (onBrokerAway=skip) when it ended, if any."""
     rejected: Mapping[str, Mapping[str, int]] = field(factory=dict)
-    """Of each stream how many rows could not be read (`decode`), or do not meet an expectation, if any."""
+    """Stream -> the number of rows that could not be read (`decode`), or do not meet an expectation, if
+    any."""
 
 
 def run_once(spark: SparkSession, jobs: Jobs, *, tell: Tell = print) -> Ran:
-    """Run each stream, side by side, for its present messages: for a scheduler, which repeats the run."""
+    """Run all streams in parallel, each for its present messages: for a scheduler, which repeats the run."""
     from rmq.spark.jobs.lineage import trace_lineage
 
     end_lineage = trace_lineage(spark, jobs)
@@ -200,7 +201,7 @@ class Streams:
 
     @classmethod
     def of(cls, spark: SparkSession, jobs: Jobs, *, tell: Tell = print, note: Note = unnoted) -> Streams:
-        """Those of `jobs` in a session. Nothing runs before the first `step`."""
+        """The streams of `jobs` in a session. Nothing runs before the first `step`."""
 
         def begin(stream: Stream) -> StreamingQuery:
             return start(spark, stream, note=note)
@@ -208,12 +209,12 @@ class Streams:
         return cls([Kept(stream, begin, tell) for stream in jobs.streams])
 
     def step(self, now: float) -> None:
-        """Start streams that are due, notice ends."""
+        """Start due streams, and notice ends."""
         for one in self.kept:
             one.step(now)
 
     def health(self) -> tuple[bool, dict[str, str]]:
-        """Whether all streams run, and the state of each."""
+        """True if all streams run, and the state of each."""
         states = {
             one.stream.name: "running" if one.query is not None else one.error or "starting"
             for one in self.kept
@@ -221,7 +222,7 @@ class Streams:
         return all(state == "running" for state in states.values()), states
 
     def close(self) -> None:
-        """Stop all."""
+        """Stop all streams."""
         for one in self.kept:
             one.stop()
 

@@ -20,11 +20,11 @@ from rmq.spark.options import ConnectOptions, read_options, write_options
 
 FILES_EVERY: Final = "1m"
 MESSAGES_EVERY: Final = "1s"
-"""Time between batches by default, of sinks of files or tables, and of topics."""
+"""Default time between batches, of sinks of files or tables, and of topics."""
 COMPACT_AFTER: Final = 60
-"""Batches after which small files are merged, by default."""
+"""Default number of batches after which small files are merged."""
 TABLES: Final = ("delta", "iceberg", "parquet")
-"""Formats whose batches are written here, each once, when a stream has more steps than Spark's sink."""
+"""Formats whose batches rmq writes, each once, when a stream has more steps than Spark's sink."""
 CDC_FORMS: Final = ("canal", "debezium", "maxwell")
 PARTS: Final = (
     "source", "decode", "cdc", "expectations", "dlq", "where", "select", "watermark", "dedup", "key", "order",
@@ -38,7 +38,8 @@ _CONNECTION: Final = frozenset(java_key(one).lower() for one in fields(ConnectOp
 
 @frozen(kw_only=True)
 class Decode:
-    """How bodies become values (see `rmq.spark.decoded`); the schema `infer` is that of a batch's bodies."""
+    """The conversion of bodies into values (see `rmq.spark.decoded`); the schema `infer` is that of a batch's
+    bodies."""
 
     form: str = "json"
     schema: str
@@ -79,7 +80,7 @@ class Cdc:
     form: str
     schema: str
     table: str = ""
-    """`database.table`; changes of others are passed over. Empty: all are of one table."""
+    """`database.table`; changes of other tables are ignored. Empty: all changes are of one table."""
     deletes: str = "mark"
 
     @classmethod
@@ -108,7 +109,7 @@ class Expectation:
 
     @classmethod
     def read(cls, place: str, name: str, tree: object) -> Self:
-        """Check one: an SQL condition, or `that` and `else`. Raises ConfigError."""
+        """Check one expectation: an SQL condition, or `that` and `else`. Raises ConfigError."""
         given = checks.mapping(place, {"that": tree} if isinstance(tree, str) else tree, ("that", "else"))
         words = ("keep", "drop", "dlq", "fail")
         return cls(
@@ -120,7 +121,7 @@ class Expectation:
 
 @frozen(kw_only=True)
 class Watermark:
-    """How late a row may come: `delay` behind the latest value of a column."""
+    """The allowed delay of a row: `delay` behind the latest value of a column."""
 
     column: str
     delay_ms: int
@@ -148,7 +149,7 @@ class Stream:
     cdc: Cdc | None = None
     expectations: Sequence[Expectation] = ()
     dlq: str = ""
-    """The group of the dead letters; empty: rows that cannot be read end the stream."""
+    """The group of the dead letters; empty: unreadable rows end the stream."""
     where: str = ""
     select: Sequence[str] = ()
     watermark: Watermark | None = None
@@ -168,7 +169,7 @@ class Stream:
 
     @property
     def by_batch(self) -> bool:
-        """Whether batches are written here, and not by a sink of Spark's."""
+        """True if rmq writes the batches, and not a sink of Spark's."""
         steps = (self.decode, self.cdc, self.expectations, self.dlq, self.key, self.watermark)
         is_plain = not any(steps)
         return not is_plain or bool(self.compact) or self.evolve != "fail"
@@ -176,7 +177,8 @@ class Stream:
 
 @frozen(kw_only=True)
 class Jobs:
-    """The content of a file: its streams, settings of Spark, and where health, metrics and lineage go."""
+    """The content of a file: its streams, settings of Spark, and the targets of health, metrics and
+    lineage."""
 
     streams: Sequence[Stream]
     spark: Mapping[str, str] = field(factory=dict)
@@ -291,7 +293,7 @@ def _steps(place: str, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check_together(place: str, stream: Stream) -> None:
-    """Raise ConfigError where parts of a stream do not fit each other."""
+    """Raise ConfigError for parts of a stream that do not fit each other."""
     kind = stream.to["format"]
     if stream.cdc and stream.decode:
         raise ConfigError(f"{place}.decode", stream.decode.form, "none beside cdc, which has a schema")
@@ -334,7 +336,7 @@ def sink_options(to: Mapping[str, str]) -> dict[str, str]:
 
 
 def names_of(jobs: Jobs) -> list[dict[str, str]]:
-    """Rows for people: the streams."""
+    """The streams as rows for display."""
     return [
         {
             "name": one.name,

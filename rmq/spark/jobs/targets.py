@@ -1,8 +1,8 @@
 """Targets of streams that are written batch by batch: rows added once each, or merged by key.
 
 Rows with a key are merged: a row replaces the table's row of the same key if its `rmq_order` is higher, so
-that late and repeated changes do nothing. A deletion leaves a row with `rmq_deleted`, or with `deletes:
-remove` none. Delta and Iceberg have MERGE. Parquet has no MERGE: each batch writes a new version of the
+that late and repeated changes have no effect. A deletion leaves a row with `rmq_deleted`, or with `deletes:
+remove` no row. Delta and Iceberg have MERGE. Parquet has no MERGE: each batch writes a new version of the
 whole table, which is for tables of some million rows:
 
     PATH/version=<number>-<query>-<batch>/part-....parquet
@@ -34,17 +34,17 @@ _SOURCE: Final = "rmq_changes"
 
 
 class Target(Protocol):
-    """Where the rows of batches go."""
+    """A target of the rows of batches."""
 
     def write(self, frame: DataFrame, batch_id: int) -> None:
-        """Write a batch, unless it is there."""
+        """Write a batch, unless the target has it."""
 
     def compact(self, frame: DataFrame) -> None:
         """Merge small files."""
 
 
 def target_of(spark: SparkSession, stream: Stream) -> Target:
-    """The target of a stream whose batches are written here."""
+    """The target of a stream whose batches rmq writes."""
     if stream.to["format"] == "rmq":
         return Topic(stream)
     if not stream.key:
@@ -53,8 +53,8 @@ def target_of(spark: SparkSession, stream: Stream) -> Target:
 
 
 def read_merged(spark: SparkSession, path: str) -> DataFrame:
-    """The rows of a Parquet target with a key, without the deleted ones. Raises AnalysisException where there
-    is no version yet."""
+    """The rows of a Parquet target with a key, without the deleted ones. Raises AnalysisException before the
+    first version."""
     from pyspark.sql import functions as F
 
     folder = HadoopFolder(spark, path)
@@ -64,7 +64,7 @@ def read_merged(spark: SparkSession, path: str) -> DataFrame:
 
 
 def read_added(spark: SparkSession, path: str) -> DataFrame:
-    """The rows of a Parquet target without a key: those of whole batches, each once."""
+    """The rows of a Parquet target without a key: the rows of whole batches, each once."""
     from pyspark.sql.types import StringType, StructField, StructType
 
     folder = HadoopFolder(spark, path)
@@ -80,7 +80,7 @@ def read_added(spark: SparkSession, path: str) -> DataFrame:
 
 @define
 class Topic:
-    """A topic: each row of a batch once, where brokers can."""
+    """A topic: each row of a batch once, if brokers support it."""
 
     stream: Stream
 
@@ -88,12 +88,12 @@ class Topic:
         frame.write.format("rmq").options(**sink_options(self.stream.to)).mode("append").save()
 
     def compact(self, frame: DataFrame) -> None:
-        """Nothing: a topic has no files of ours."""
+        """Do nothing: a topic has no files of Spark's."""
 
 
 @define
 class Added:
-    """A table that rows are added to, each batch once."""
+    """A table to which rows are added, each batch once."""
 
     spark: SparkSession
     stream: Stream
@@ -144,12 +144,12 @@ def table_name(stream: Stream) -> str:
 
 
 def evolve_table(session: SparkSession, stream: Stream, batch: StructType) -> None:
-    """Have a table of Delta or Iceberg take the rows of a batch, if there is one. Raises ConfigError."""
+    """Widen a table of Delta or Iceberg for the rows of a batch, if it exists. Raises ConfigError."""
     if not table_exists(session, stream):
         return
     name = table_name(stream)
     if stream.to["format"] == "iceberg":
-        session.catalog.refreshTable(name)  # sessions remember tables for half a minute
+        session.catalog.refreshTable(name)  # sessions keep their view of tables for half a minute
     found = evolution(session.table(name).schema, batch, stream.evolve, stream.name)
     if found.added:
         columns = ", ".join(f"`{one.name}` {one.dataType.simpleString()}" for one in found.added)
@@ -159,14 +159,14 @@ def evolve_table(session: SparkSession, stream: Stream, batch: StructType) -> No
 
 
 def table_exists(session: SparkSession, stream: Stream) -> bool:
-    """Whether the table of Delta or Iceberg is there."""
+    """True if the table of Delta or Iceberg exists."""
     if stream.to.get("table"):
         return session.catalog.tableExists(stream.to["table"])
     return HadoopFolder(session, stream.target).has("_delta_log")
 
 
 def merge_sql(stream: Stream, columns: Sequence[str]) -> str:
-    """The statement that merges the rows of the view `rmq_changes`, which have these columns."""
+    """The statement that merges the rows of the view `rmq_changes`, which has these columns."""
     removes = stream.cdc is not None and stream.cdc.deletes == "remove"
     on = " AND ".join(f"t.`{name}` <=> s.`{name}`" for name in stream.key)
     newer = f"s.{ORDER} > t.{ORDER}"
@@ -181,8 +181,8 @@ def merge_sql(stream: Stream, columns: Sequence[str]) -> str:
 
 
 def newest(frame: DataFrame, stream: Stream) -> DataFrame:
-    """The last change of each key, by `rmq_order`; rows without one are put in order by `order`, or by time
-    and place in the topic."""
+    """The last change of each key, by `rmq_order`; rows without it are ordered by `order`, or by time and
+    place in the topic."""
     from pyspark.sql import Window
     from pyspark.sql import functions as F
 
@@ -236,7 +236,7 @@ class MergedTable:
 
 @define
 class MergedFiles:
-    """Parquet files that each batch writes anew, merged with its rows."""
+    """Parquet files that each batch writes again, merged with its rows."""
 
     spark: SparkSession
     stream: Stream
@@ -270,7 +270,7 @@ class MergedFiles:
             folder.delete(former)
 
     def compact(self, frame: DataFrame) -> None:
-        """Nothing: each batch writes all files anew."""
+        """Do nothing: each batch writes all files again."""
 
 
 def _as(frame: DataFrame, schema: StructType) -> DataFrame:
@@ -287,7 +287,7 @@ def _as(frame: DataFrame, schema: StructType) -> DataFrame:
 
 
 class HadoopFolder:
-    """A folder, by Hadoop's file systems."""
+    """A folder, through Hadoop's file systems."""
 
     def __init__(self, spark: SparkSession, path: str) -> None:
         context = spark.sparkContext
@@ -297,7 +297,7 @@ class HadoopFolder:
         self._files = self._root.getFileSystem(context._jsc.hadoopConfiguration())
 
     def has(self, name: str) -> bool:
-        """Whether there is a file or folder of that name."""
+        """True if there is a file or folder of that name."""
         return bool(self._files.exists(self._path(name)))
 
     def versions(self) -> list[str]:
@@ -326,7 +326,7 @@ class HadoopFolder:
             stream.close()
 
     def delete(self, name: str) -> None:
-        """Delete a file or folder with all that is in it."""
+        """Delete a file or folder with its content."""
         self._files.delete(self._path(name), True)
 
     def _path(self, name: str) -> Any:

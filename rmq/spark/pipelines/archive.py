@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 
 
 BATCH_ROWS: Final = "500000"
-"""maxOffsetsPerTrigger, if nothing is said."""
+"""Default of maxOffsetsPerTrigger."""
 MANY: Final = 32
-"""So many small files of about one size are merged while an archive runs."""
+"""Small files of about one size that are merged while an archive runs."""
 TARGET_BYTES: Final = 128 * MIB
 _TIER_BITS: Final = 4
 _ORDER: Final = ("brokerName", "queueId", "queueOffset")
@@ -43,7 +43,7 @@ DATE_UTC: Final = "date_from_unix_date(cast(unix_millis(storeTimestamp) div 8640
 
 @frozen
 class ArchivedPart:
-    """What a run has put into a partition."""
+    """Result of a run in a partition."""
 
     date: str
     topic: str
@@ -54,8 +54,8 @@ class ArchivedPart:
 
 @frozen
 class Archived:
-    """What a run has archived. `rewritten` counts small files that were merged with others; `away` names the
-    brokers whose queues were skipped (onBrokerAway=skip) when the run ended."""
+    """Result of a run. `rewritten` counts small files that were merged with others; `away` names the brokers
+    whose queues were skipped (onBrokerAway=skip) when the run ended."""
 
     path: str
     rows: int
@@ -81,7 +81,7 @@ def archive(
     `options` are those of the source `rmq`, for instance nameServer and topic; startingOffsets is `earliest`
     by default, and counts for the first run only. The files have all columns of a message and are partitioned
     by `date` (of storeTimestamp, UTC) and `topic`. Ends when everything that existed at the start is
-    archived; with `every_seconds` the run goes on, with a batch at this interval, until an interruption
+    archived; with `every_seconds` the run continues, with a batch at this interval, until an interruption
     (KeyboardInterrupt), after which it returns. A partition with `compact_files` small files (0: never) is
     merged.
 
@@ -106,9 +106,9 @@ def archive(
 def read_archive(spark: SparkSession, path: str | Path) -> DataFrame:
     """The rows of an archive: the columns of a message, and `date`.
 
-    The archive may be written to at the same time: of a batch that is just being added some files may be
-    missing, none is duplicated. When files are merged after they were listed by this call, the read fails
-    with "file not found": read again. Raises ConfigError without an archive.
+    The archive may be written to at the same time: some files of a batch in progress may be missing, none is
+    duplicated. When files are merged after they were listed by this call, the read fails with "file not
+    found": read again. Raises ConfigError without an archive.
     """
     from pyspark.sql.types import DateType, StructField, StructType
 
@@ -117,7 +117,7 @@ def read_archive(spark: SparkSession, path: str | Path) -> DataFrame:
     if not Path(path, "_rmq").is_dir():
         raise ConfigError("path", str(path), "the folder of an archive")
     schema = StructType([*spark_schema().fields, StructField("date", DateType())])
-    # A schema of its own: Spark would take a topic called 2026 for a number.
+    # A schema of its own: Spark would read a topic named 2026 as a number.
     frame = spark.read.schema(schema).parquet(str(path))
     return frame.select([one.name for one in schema.fields])
 
@@ -191,7 +191,7 @@ def query_id(checkpoint: Path) -> str:
 
 @frozen
 class CompactedPart:
-    """What became of a partition's files."""
+    """Result of merging a partition's files."""
 
     date: str
     topic: str
@@ -202,7 +202,7 @@ class CompactedPart:
 
 @frozen
 class Compacted:
-    """What was merged; `parts` has the partitions that were changed."""
+    """Result of a merge; `parts` has the partitions that were changed."""
 
     path: str
     files_before: int
@@ -262,8 +262,8 @@ def compact_partition(
 
 
 def crowds(sizes: Mapping[Path, int], least: int, target_bytes: int, *, tiers: bool) -> list[list[Path]]:
-    """The small files to merge with each other. With `tiers` only files whose sizes are within a factor of
-    16 are: so a row is rewritten a few times in its life, not with each merge."""
+    """The small files to merge with each other. With `tiers` only files whose sizes are within a factor of 16
+    are merged: so a row is rewritten a few times in its life, not with each merge."""
     found: dict[int, list[Path]] = defaultdict(list)
     for path, size in sizes.items():
         if size < target_bytes // 2:
@@ -276,5 +276,5 @@ def _sizes(partition: Path) -> dict[Path, int]:
 
 
 def _named(path: Path, number: int) -> Path:
-    """The file under a name that no other file of the archive has."""
+    """A new name for the file, which no other file of the archive has."""
     return path.rename(path.with_name(f"merged-{uuid.uuid4().hex[:12]}-{number:04}.parquet"))

@@ -5,8 +5,7 @@
 
 A batch is written aside. Next its record is written, with the destination of each file, and the files are
 moved to their destinations. Killed before the record: nothing of the batch is visible, and it is written
-again. Killed after the record: the next run moves the rest, and takes the batch for done when Spark repeats
-it.
+again. Killed after the record: the next run moves the rest, and skips the batch when Spark repeats it.
 
 Files are replaced by fewer files through their whole folder: the new folder is made aside (unchanged files
 are linked into it) and swapped with the old folder.
@@ -40,7 +39,7 @@ _AT_FDCWD: Final = -100
 _RENAME_EXCHANGE: Final = 2
 _OWN: Final = "_rmq"
 COMPRESSION: Final = "zstd"
-"""Of the Parquet files."""
+"""Properties of the Parquet files."""
 
 
 class ArchiveInUse(RmqError):
@@ -55,7 +54,7 @@ class ArchiveInUse(RmqError):
 
 @frozen
 class File:
-    """A file of a batch: where it was written and where it goes, below the archive's folder."""
+    """A file of a batch: its present place and its destination below the archive's folder."""
 
     staged: str
     place: str
@@ -72,9 +71,8 @@ class ArchiveFolder:
     """The folder, locked for this process: `with ArchiveFolder(path) as folder`.
 
     Entering completes or removes the remains of a killed process. Raises ArchiveInUse, and ConfigError for a
-    folder with other content, and on Windows, which has no file locks of this kind. All file systems of a
-    single machine will do; object stores cannot rename a file in a single step and are no place for an
-    archive.
+    folder with other content, and on Windows, which has no file locks of this kind. Any file system of a
+    single machine works; object stores do not, because they cannot rename a file in a single step.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -110,16 +108,16 @@ class ArchiveFolder:
     # --- batches ---
 
     def aside(self) -> Path:
-        """A new place to write to; the folder itself is not made."""
+        """A new place for writes; the folder itself is not made."""
         return self.own / "staging" / uuid.uuid4().hex
 
     def has(self, batch: str) -> bool:
-        """Whether this batch is in the archive (only the last one is remembered)."""
+        """True if this batch is in the archive (only the last one is remembered)."""
         return self._record(batch).exists()
 
     def publish(self, batch: str, files: Iterable[tuple[Path, int]]) -> list[File]:
-        """Move files with their numbers of rows, written aside, to their partitions; all or none, whenever
-        this is killed. `batch` must be a name that no other batch has had."""
+        """Move files with their numbers of rows, written aside, to their partitions; all or none, also after
+        a kill. `batch` must be a name that no other batch has had."""
         found = [self._file(batch, number, *one) for number, one in enumerate(files)]
         record = json.dumps([asdict(file) for file in found])
         replace_file(self._record(batch), record.encode())
@@ -141,7 +139,7 @@ class ArchiveFolder:
     def _move(self, files: Iterable[File]) -> None:
         for file in files:
             staged, place = self.path / file.staged, self.path / file.place
-            if staged.exists():  # else it was moved before, and may have been merged with others since
+            if staged.exists():  # else it was moved before, and may have been merged with other files since
                 place.parent.mkdir(parents=True, exist_ok=True)
                 os.rename(staged, place)
 
@@ -190,7 +188,7 @@ class ArchiveFolder:
 
 
 def exchange(one: Path, other: Path) -> bool:
-    """Let two folders change places at one stroke; False where that is not possible."""
+    """Exchange two folders in one step; False if the system cannot."""
     try:
         renameat2 = ctypes.CDLL(None, use_errno=True).renameat2
     except AttributeError:
@@ -210,7 +208,7 @@ def _link(path: Path, to: Path) -> None:
 
 
 def write_parquet(frame: DataFrame, folder: Path, *, partition: Sequence[str] = ()) -> None:
-    """Write rows as Parquet files into a folder that is not there yet."""
+    """Write rows as Parquet files into a folder that does not exist yet."""
     frame.write.mode("error").option("compression", COMPRESSION).parquet(
         str(folder), partitionBy=[*partition]
     )
@@ -223,7 +221,7 @@ def row_counts(folder: Path) -> Iterator[tuple[Path, int]]:
 
 
 def row_count(path: Path) -> int:
-    """How many rows a file says it has."""
+    """The number of rows in a file, by its footer."""
     import pyarrow.parquet as pq
 
     return int(pq.read_metadata(path).num_rows)

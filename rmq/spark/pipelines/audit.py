@@ -4,9 +4,9 @@ Faults are those of `rmq store check` (the rules are those of `rmq.store.audit.r
 size: records and units meet in a full outer join by the physical offset, so the memory needed does not grow
 with the store. Index, checkpoint and configuration are not checked.
 
-No faults are: units of records that retention has removed; records of deleted topics, also when the topic was
-created again; PREPARED and ROLLBACK records, which have no unit; and, while a broker runs or after a kill (a
-file `abort` exists), missing units at the end of a queue.
+These are no faults: units of records that retention has removed; records of deleted topics, also when the
+topic was created again; PREPARED and ROLLBACK records, which have no unit; and, while a broker runs or after
+a kill (a file `abort` exists), missing units at the end of a queue.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _SCHEMA: Final = (
 
 @frozen
 class FaultCount:
-    """How many findings of a kind there are."""
+    """Number of findings of a kind."""
 
     kind: str
     count: int
@@ -66,7 +66,7 @@ class FaultCount:
 @frozen
 class StoreAudit:
     """Result of an audit. `findings` has the columns COLUMNS; for a damaged place only its physical offset,
-    for a missing unit the values of its record, else the values of the unit. It is cached:
+    for a missing unit the values of its record, else the values of the unit. `findings` is cached:
     `findings.unpersist()`."""
 
     path: str
@@ -80,7 +80,7 @@ class StoreAudit:
 
     @property
     def is_clean(self) -> bool:
-        """Nothing was found."""
+        """True if the audit found nothing."""
         return not self.faults
 
 
@@ -93,7 +93,7 @@ def audit_store(
     output: str = "",
     watch: Watch = unwatched,
 ) -> StoreAudit:
-    """Compare log and queues of the store in `path`, ours or RocketMQ's; the store is not changed.
+    """Compare log and queues of the store in `path`, rmq's or RocketMQ's; the store is not changed.
 
     `commit_log`: the log's folder, if outside of the store's; `delay_levels`: messageDelayLevel, if it was
     changed; `output`: write the findings to this folder as Parquet, in place of those of an earlier audit. On
@@ -138,7 +138,7 @@ class _Store:
 
 
 def _suspects(records: DataFrame, units: DataFrame, seen: Observation) -> DataFrame:
-    """Pairs of record and unit that are not as they must be, with the first word on why: `kinds`."""
+    """Pairs of record and unit that break a rule, with the first reason: `kinds`."""
     pairs = records.join(units, "place", "full_outer")
     whole = F.col("size").isNotNull() & F.col("damage").isNull()
     pairs = pairs.observe(
@@ -164,7 +164,8 @@ def _suspects(records: DataFrame, units: DataFrame, seen: Observation) -> DataFr
         MISSING: wants_unit & ~has_unit,
         EXTRA: has_unit & ~wants_unit,
         WRONG_RECORD: both & ~same,
-        # Not WRONG_PLACE: they are joined by the place. A unit elsewhere is missing here, and extra there.
+        # Not WRONG_PLACE: they are joined by the place. A unit elsewhere is missing at this place, and extra
+        # there.
         **{kind: both & same & wrong[kind] for kind in (WRONG_SIZE, WRONG_CODE)},
     }
     found = F.array_compact(F.array(*(F.when(condition, F.lit(kind)) for kind, condition in kinds.items())))
@@ -172,7 +173,7 @@ def _suspects(records: DataFrame, units: DataFrame, seen: Observation) -> DataFr
 
 
 def _judged(store: _Store, suspects: DataFrame, units: DataFrame) -> tuple[DataFrame, int]:
-    """The findings among suspects, and how many units are only not written yet."""
+    """The findings among suspects, and the number of units that are only not written yet."""
     each = suspects.withColumn("kind", F.explode("kinds")).drop("kinds")
     own = units.select(
         F.col("unitTopic").alias("topic"),
@@ -181,7 +182,7 @@ def _judged(store: _Store, suspects: DataFrame, units: DataFrame) -> tuple[DataF
         "place",
         F.lit(True).alias("served"),
     ).join(F.broadcast(suspects.select("place").distinct()), "place", "left_semi")
-    # Has the record of a lone record or of a crossed pair its right unit elsewhere, or has it one by now?
+    # Does a lone record, or one of a crossed pair, have its right unit elsewhere, or has it one by now?
     each = each.join(own, ["topic", "queueId", "queueOffset", "place"], "left")
     kind, served = F.col("kind"), F.col("served").isNotNull()
     each = each.where((kind != MISSING) | ~served)
@@ -213,7 +214,7 @@ def _real(store: _Store, missing: DataFrame, units: DataFrame, suspects: DataFra
             F.max("unitOffset").alias("last"),
         )
     )
-    # The later record is that of the queue's first unit: what was stored before it has no unit any more.
+    # The later record is that of the queue's first unit: earlier records have no unit any more.
     first = F.col("firstPlace"), F.col("first")
     replaced = is_replaced(F.col("place"), F.col("queueOffset"), *first)
     last = F.coalesce("last", F.lit(-1))
@@ -232,8 +233,8 @@ def _folded(missing: DataFrame, others: DataFrame) -> DataFrame:
     slots = [F.col(column).alias(name) for column, name in zip(columns, names, strict=True)]
     others = others.withColumn("isCrossed", F.col("kind").isin(EXTRA, WRONG_RECORD))
     lone = missing.select(*slots, F.lit(True).alias("isCrossed"))
-    # A unit that hit another record than its own, which is a lone one: if no second unit names the record
-    # that was hit, that one lacks its unit too. (Of longer chains not all links are told apart.)
+    # A unit that hit another record than its own, which is a lone one: if no second unit names that record,
+    # the record lacks its unit too. (In longer chains not all links are distinguished.)
     keys = [*names[:3], "isCrossed"]
     strange = others.where(F.col("kind") == WRONG_RECORD)
     hit = strange.join(lone, keys, "left_semi")
@@ -280,16 +281,16 @@ def _why_extra() -> Column:
 
 
 def _text(form: str) -> Column:
-    """The form with columns in it, as an f-string has them."""
+    """The text with columns in it, in the form of an f-string."""
     pieces = [piece for part in form.split("{") for piece in part.split("}")]
     return F.concat(*(F.col(piece) if at % 2 else F.lit(piece) for at, piece in enumerate(pieces)))
 
 
-# --- what no join finds ---
+# --- findings without a join ---
 
 
 def _whole_store(spark: SparkSession, store: _Store) -> DataFrame:
-    """Findings about files: missing ones, and what lies after the log's end."""
+    """Findings about files: missing ones, and bytes after the log's end."""
     rows: list[tuple[Any, ...]] = []
     for before, file in pairwise(store.log.files):
         end = before.base + before.size
@@ -303,7 +304,8 @@ def _whole_store(spark: SparkSession, store: _Store) -> DataFrame:
 
 
 def _torn_bytes(log: Log) -> int:
-    """Bytes up to the last that is not zero, after the end of the log; the BLANK of a full file is none."""
+    """Bytes up to the last that is not zero, after the end of the log; the BLANK of a full file does not
+    count."""
     for file in log.files:
         at = log.end - file.base
         if 0 <= at < file.size:

@@ -1,4 +1,5 @@
-"""What the store audit joins: the records of a commit log and the units of its queues, as Arrow columns.
+"""Frames that the store audit joins: the records of a commit log and the units of its queues, as Arrow
+columns.
 
 Each side is planned in the driver and read in parts by tasks; nothing is looped over message by message
 except the CRC of bodies.
@@ -72,14 +73,14 @@ UNIT_COLUMNS: Final = (
 
 @frozen
 class Log:
-    """A commit log as the audit sees it: its files, and the place where its records end."""
+    """A commit log for the audit: its files, and the end of its records."""
 
     files: tuple[LogFile, ...]
     end: int
 
     @property
     def start(self) -> int:
-        """The physical offset of the first byte that is kept."""
+        """The physical offset of the first stored byte."""
         return self.files[0].base
 
 
@@ -163,7 +164,7 @@ def _damage(file: LogFile, damage: Damage) -> pa.RecordBatch:
 
 
 def unit_codes(records: Records, topics: pa.Array, delays: Mapping[int, int]) -> Array:
-    """The tags codes that the units of these records must have, as `protocol.properties.unit_code` says."""
+    """The tags codes that the units of these records must have, by `protocol.properties.unit_code`."""
     codes = _by_value(records.property(PROPERTY_TAGS), lambda tags: tags_code(tags) if tags else 0, 0)
     scheduled = pc.equal(topics, SCHEDULE_TOPIC).to_numpy(zero_copy_only=False)
     if scheduled.any():
@@ -178,7 +179,7 @@ def unit_codes(records: Records, topics: pa.Array, delays: Mapping[int, int]) ->
 
 
 def _by_value(texts: pa.Array, code: Callable[[str], int], absent: int) -> Array:
-    """`code` of each text; it is called once for each different one."""
+    """`code` of each text, called once for each different text."""
     found = texts.dictionary_encode()
     numbers = np.array([*map(code, found.dictionary.to_pylist()), absent], np.int64)
     codes: Array = numbers[found.indices.fill_null(len(numbers) - 1).to_numpy()]
@@ -196,8 +197,8 @@ def _delay_ms(level: str, delays: Mapping[int, int]) -> int:
 def unit_frame(spark: SparkSession, folder: str, log: Log) -> DataFrame:
     """A row for each unit, but for those of records that retention has removed.
 
-    A unit of a record that was stored after the log's end was looked for is left out, so that a broker may
-    run meanwhile.
+    A unit of a record that was stored after the search for the log's end is left out, so that a broker may
+    run during the audit.
     """
     return frame_of_parts(spark, _packed(_queue_parts(folder)), partial(_read_units, log=log), UNIT_COLUMNS)
 
@@ -242,7 +243,7 @@ def _read_units(parts: list[Units], *, log: Log) -> Iterator[pa.RecordBatch]:
 
 
 def _is_record(log: Log, places: Array) -> Array:
-    """Whether a record says of itself that it is at this place."""
+    """True for a record that has this place in its own fields."""
     found = np.zeros(len(places), bool)
     for file in log.files if len(places) else ():
         here = (places >= file.base) & (places < file.base + file.size - HEAD.itemsize)
@@ -252,16 +253,16 @@ def _is_record(log: Log, places: Array) -> Array:
     return found
 
 
-# --- a frame of what a function reads, part by part ---
+# --- a frame from a function that reads part by part ---
 #
-# That is what `mapInArrow` is for, but it asks for pandas; a data source of our own does not.
+# `mapInArrow` would do this, but needs pandas; a data source of our own does not.
 
 P = TypeVar("P")
 
 
 @define(slots=False)
 class Number(InputPartition):
-    """Which of the parts."""
+    """The number of the part."""
 
     value: int
 
@@ -269,9 +270,9 @@ class Number(InputPartition):
 def frame_of_parts(
     spark: SparkSession, parts: Sequence[P], read: Callable[[P], Iterator[pa.RecordBatch]], columns: str
 ) -> DataFrame:
-    """A frame of what `read` gives of each part: a task for each. Parts and function must pickle.
+    """A frame of the results of `read` for each part: a task for each. Parts and function must be picklable.
 
-    `columns` is a schema as Spark writes it; the batches must have the same columns in the same order.
+    `columns` is a schema in Spark's text form; the batches must have the same columns in the same order.
     """
     if not parts:
         return spark.createDataFrame([], columns)
@@ -295,5 +296,5 @@ def frame_of_parts(
         def reader(self, schema: StructType) -> DataSourceReader:
             return Reader()
 
-    spark.dataSource.register(Parts)  # in the place of the last one: a frame keeps its own
+    spark.dataSource.register(Parts)  # in place of the last one: a frame keeps its own
     return spark.read.format(Parts.name()).load()

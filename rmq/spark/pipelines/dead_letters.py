@@ -1,7 +1,7 @@
-"""Dead letters: messages that groups have given up, counted, and chosen ones sent again.
+"""Dead letters: messages that groups have given up: counts, and another send of chosen letters.
 
-Our brokers note origin, reason and times in properties; of RocketMQ 4.9's dead letters the topic, the id and
-the number of times are known.
+rmq's brokers record origin, reason and times in properties; RocketMQ 4.9's dead letters have the topic, the
+id and the number of deliveries.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ Bucket = Literal["minute", "hour", "day"]
 
 def dead_letters(spark: SparkSession, options: Mapping[str, str], groups: Iterable[str] = ()) -> DataFrame:
     """The dead letters of these groups, or of all: the columns of a message, and `group`; `originTopic`, the
-    original topic, and `originId`, the id that its producer knows; `reason`, the last consumer's reason, or
-    empty; `times`, the number of deliveries; `diedAt`.
+    original topic, and `originId`, its producer's id; `reason`, the last consumer's reason, or empty;
+    `times`, the number of deliveries; `diedAt`.
 
     `options` are those of the source `rmq` without a topic. Choose with `where`.
     """
@@ -76,9 +76,8 @@ def _word(name: str) -> Column:
 
 
 def count_letters(letters: DataFrame, bucket: Bucket = "hour") -> DataFrame:
-    """How many dead letters there are for each group, topic, tag, reason, number of times and hour (or
-    minute or day) of their death, most first; with the times of the first and the last.
-    """
+    """The number of dead letters for each group, topic, tag, reason, number of deliveries and hour (or minute
+    or day) of their death, most first; with the times of the first and the last."""
     from pyspark.sql import functions as F
 
     grouped = letters.groupBy(*GROUPED, F.date_trunc(bucket, "diedAt").alias("died"))
@@ -99,9 +98,9 @@ def resend(
     """Send dead letters to their original topics again, or all to `to`; once for each run.
 
     `letters` is the result of `dead_letters`, or a part of it. A message keeps its id, tags, keys and
-    properties, and names its letter (DLQ_REDRIVE_KEY), as with `rmq dlq redrive`. Dead letters whose topic is
-    unknown or deleted are left out and counted. The letters stay in the dead letter topics. `options`, `run`
-    and errors are those of `replay`.
+    properties, and has the id of its letter as a property (DLQ_REDRIVE_KEY), as with `rmq dlq redrive`. Dead
+    letters whose topic is unknown or deleted are left out and counted. The letters stay in the dead letter
+    topics. `options`, `run` and errors are those of `replay`.
     """
     from pyspark.sql import functions as F
 
@@ -117,7 +116,7 @@ def resend(
 
 
 def _there(options: Mapping[str, str], topics: Iterable[str]) -> list[str]:
-    """Which of these topics the name servers know."""
+    """The topics, of these, that the name servers know."""
     names = sorted(topics)
     if not names:
         return []

@@ -1,8 +1,8 @@
-"""Lag over time: where groups are against where their queues end, sampled, kept as Parquet, shown as a page.
+"""Lag over time: consumer offsets of groups beside the ends of their queues, sampled, kept as Parquet, shown
+as a page.
 
-FOLDER/samples/*.parquet    a file for each sample: all queues of all groups at one moment
-FOLDER/lag                  by group, topic and moment, made of all samples
-FOLDER/report.html
+FOLDER/samples/*.parquet a file for each sample: all queues of all groups at one moment FOLDER/lag by group,
+topic and moment, made of all samples FOLDER/report.html
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ _SCHEMA: Final = pa.schema(
 
 @frozen
 class LagSample:
-    """A group in a queue at a moment (`at`, ms since 1970): the queue's end, where the group goes on, and
-    when the last message that it consumed was stored (ms; 0: not known)."""
+    """A group in a queue at a moment (`at`, ms since 1970): the queue's end, the group's consumer offset, and
+    the store time of the last consumed message (ms; 0: unknown)."""
 
     at: int
     group: str
@@ -61,8 +61,8 @@ class LagSample:
 
 @frozen
 class GroupLag:
-    """A group in a topic: its lag in messages at the last sample and the highest; messages a second that came
-    and that it consumed, from first to last sample."""
+    """A group in a topic: its lag in messages at the last sample and the highest; messages a second that
+    arrived and that it consumed, from first to last sample."""
 
     group: str
     topic: str
@@ -75,7 +75,7 @@ class GroupLag:
 
 @frozen
 class LagSummary:
-    """What all samples in a folder say."""
+    """Result of all samples in a folder."""
 
     output: str
     seconds: float
@@ -115,7 +115,7 @@ def record_lag(
 
 
 def sample_lag(loop: Loop, client: Client, groups: Sequence[str]) -> list[LagSample]:
-    """Ask for the queues of these groups, or all, once."""
+    """Query the queues of these groups, or all, once."""
     now_ms = wall_clock_ms()
     found: list[LagSample] = []
     for group in groups or loop.call(client.admin.groups):
@@ -139,7 +139,7 @@ def write_samples(samples: Sequence[LagSample], folder: str | Path) -> None:
     arrays = [pa.array(list(column), field.type) for column, field in zip(columns, _SCHEMA, strict=True)]
     name = f"{uuid.uuid4().hex}.parquet"
     pq.write_table(pa.Table.from_arrays(arrays, schema=_SCHEMA), place / f"_{name}")
-    os.replace(place / f"_{name}", place / name)  # Spark passes over names that begin with _
+    os.replace(place / f"_{name}", place / name)  # Spark ignores names that begin with _
 
 
 def report_lag(spark: SparkSession, folder: str | Path, *, watch: Watch = unwatched) -> LagSummary:
@@ -165,7 +165,7 @@ def lag_by_time(samples: DataFrame) -> DataFrame:
         F.count("*").alias("queues"),
         F.sum("brokerOffset").alias("stored"),
         F.sum("consumerOffset").alias("consumed"),
-        # A broker reads both offsets one after the other, and a group may have been set beyond the end.
+        # A broker reads both offsets one after the other, and a group's offset may lie beyond the end.
         F.sum(F.greatest(F.col("brokerOffset") - F.col("consumerOffset"), F.lit(0))).alias("lag"),
     )
 

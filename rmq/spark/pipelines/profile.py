@@ -1,4 +1,4 @@
-"""Topic profile: what lies in topics — sizes, rates, keys, tags, queues, properties, forms of bodies."""
+"""Topic profile: sizes, rates, keys, tags, queues, properties and forms of bodies in topics."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from rmq.spark.pipelines.report import (
 COLUMNS: Final = ("topic", "brokerName", "queueId", "body", "tags", "keys", "properties", "storeTimestamp")
 """The columns of messages that are read."""
 TOP: Final = 50
-"""So many tags, queues, keys and names of each topic are in the tables, the most frequent ones."""
+"""Tags, queues, keys and names of each topic in the tables, the most frequent ones."""
 SAMPLE: Final = 500
-"""About so many bodies of a topic are compressed, the first SAMPLE_BYTES of each."""
+"""Bodies of a topic that are compressed, about, and the first SAMPLE_BYTES of each."""
 SAMPLE_BYTES: Final = 65_536
 CHARTS: Final = 12
 
@@ -63,7 +63,7 @@ class TopicProfile:
 
 @frozen
 class ProfileSummary:
-    """What was profiled, and the folder that tables and page are in."""
+    """Result of a profile: its rows, and the folder of tables and page."""
 
     messages: int
     bytes: int
@@ -79,7 +79,7 @@ def profile_topics(
 
     Into the folder `output` go, in place of an earlier profile, the tables `topics`, `rates` (by window),
     `sizes` (by powers of two), `tags`, `queues`, `keys`, `properties` and `forms` as Parquet, and
-    `report.html`. `window_ms`: length of a window; 0: chosen by how long the messages go on. Parquet may go
+    `report.html`. `window_ms`: length of a window; 0: chosen by the duration of the messages. Parquet may go
     to any place that Spark can write; the page is written by the driver. Raises OSError.
     """
     begun = time.monotonic()
@@ -120,8 +120,8 @@ def profile_rows(messages: DataFrame) -> DataFrame:
 
 
 def body_form(body: Column) -> Column:
-    """A guess by the first bytes and, of text, the last: empty, gzip, zlib, zstd, lz4, java, json, xml, text
-    or binary."""
+    """A guess of a body's form by its first bytes and, for text, the last: empty, gzip, zlib, zstd, lz4,
+    java, json, xml, text or binary."""
     begin = F.hex(F.substring(body, 1, 4))
     text = F.ltrim(F.when(F.is_valid_utf8(body.cast("string")), body.cast("string")))
     return (
@@ -159,7 +159,7 @@ def _counted(rows: DataFrame, by: Column) -> DataFrame:
 
 
 def _frequent(counted: DataFrame, name: str) -> DataFrame:
-    """The TOP most frequent of each topic."""
+    """The TOP most frequent values of each topic."""
     order = Window.partitionBy("topic").orderBy(F.desc("messages"), name)
     ranked = counted.withColumn("rank", F.row_number().over(order)).where(F.col("rank") <= TOP)
     return ranked.orderBy("topic", "rank").drop("rank")
@@ -194,7 +194,7 @@ _NONE: Final = {
 
 
 def _fullest(rows: DataFrame, name: str) -> DataFrame:
-    """How many different values a column has, and how uneven they are."""
+    """The number of different values of a column, and their skew."""
     counts = rows.where(F.col(name).isNotNull()).groupBy("topic", name).count()
     skew = F.max("count") * F.count("*") / F.sum("count")
     return counts.groupBy("topic").agg(F.count("*").alias(f"{name}s"), skew.alias(f"{name}_skew"))
@@ -211,7 +211,7 @@ def _compressed(messages: DataFrame, counts: dict[str, int]) -> dict[str, float]
     return {topic: after / before for topic, (before, after) in sizes.items() if before}
 
 
-# --- what a person reads ---
+# --- the page ---
 
 _TOPICS: Final = (
     "topic string, messages bigint, bytes bigint, rate double, p50_size bigint, p99_size bigint,"

@@ -36,11 +36,11 @@ class JobProgress:
 
 
 Watch = Callable[[JobProgress], object]
-"""Told now and then how far a job is."""
+"""Called now and then with a job's progress."""
 
 
 def unwatched(progress: JobProgress) -> None:
-    """Watches nothing."""
+    """Do nothing."""
 
 
 def follow(query: StreamingQuery, watch: Watch) -> tuple[str, ...]:
@@ -68,9 +68,9 @@ def follow_to_end(
     start: Callable[[], StreamingQuery], options: Mapping[str, str], watch: Watch
 ) -> tuple[str, ...]:
     """Follow a query that processes the present messages and ends. Spark 4.0 and 4.1 end it after a single
-    batch, which may be a batch that a killed run had begun, or as large as maxOffsetsPerTrigger allows: with
-    these versions the query is started until it reaches the former ends of the queues of `options`.
-    Return the brokers that were skipped last.
+    batch, which may be one that a killed run had begun, or as large as maxOffsetsPerTrigger allows: with
+    these versions the query is started until it reaches the former ends of the queues of `options`. Return
+    the brokers that were skipped last.
 
     Raises StreamingQueryException when it fails, and the errors of reading the source.
     """
@@ -84,8 +84,8 @@ def follow_to_end(
 
 
 def commit_end(query: StreamingQuery, options: Mapping[str, str]) -> None:
-    """Commit the end of a query that has ended well for the `groupId` of its source, which Spark itself does
-    not tell of the last batch. An error is logged: the query is right without."""
+    """Commit the end of a successful query for the `groupId` of its source; Spark itself does not report the
+    last batch to the source. An error is only logged: the query is right without the commit."""
     last = query.lastProgress
     end = _tree(last.sources[0].endOffset) if last is not None and len(last.sources) == 1 else None
     try:
@@ -110,7 +110,7 @@ def ends_of(options: Mapping[str, str]) -> Offsets:
 
 
 def is_behind(query: StreamingQuery, ends: Offsets) -> bool:
-    """Whether a query that has ended did something and is not at these ends yet."""
+    """True if a query that has ended made progress and is not at these ends yet."""
     last = query.lastProgress
     if not ends or last is None:
         return False
@@ -123,7 +123,7 @@ def is_behind(query: StreamingQuery, ends: Offsets) -> bool:
 
 
 def brokers_away(query: StreamingQuery) -> tuple[str, ...]:
-    """Brokers whose queues the query skipped when it looked last (onBrokerAway=skip); from Spark 4.2 on."""
+    """Brokers whose queues the query skipped at its last look (onBrokerAway=skip); from Spark 4.2 on."""
     last = query.lastProgress
     trees = [_tree(source.latestOffset) for source in last.sources] if last is not None else []
     return tuple(sorted({name for tree in trees for name in away_of(tree)}))
@@ -134,8 +134,8 @@ def _lag(sources: Any) -> int:
 
 
 def lag_of(end: str | None, latest: str | None) -> int:
-    """How many messages are between two offsets as the progress of a query has them; 0 where Spark does not
-    know, as before the first batch."""
+    """Number of messages between two offsets in the progress of a query; 0 where Spark does not know them, as
+    before the first batch."""
     ends, latests = _tree(end), _tree(latest)
     if ends is None or latests is None:  # before the first batch
         return 0
@@ -160,7 +160,7 @@ def _tree(text: str | None) -> Any:
 
 @contextmanager
 def watched(spark: SparkSession, watch: Watch) -> Iterator[None]:
-    """Tell `watch` of the tasks of the jobs that run inside the block."""
+    """Report the tasks of jobs that run inside the block to `watch`."""
     if watch is unwatched:
         yield
         return
@@ -170,7 +170,7 @@ def watched(spark: SparkSession, watch: Watch) -> Iterator[None]:
 
 @contextmanager
 def beside(work: Callable[[threading.Event], None]) -> Iterator[None]:
-    """Run `work` in a thread for the length of the block; the event tells it that the block is over."""
+    """Run `work` in a thread for the length of the block; the event is set at the end of the block."""
     done = threading.Event()
     thread = threading.Thread(target=work, args=(done,), daemon=True)
     thread.start()

@@ -1,10 +1,9 @@
 """Replay: send messages of an archive or of a range of a topic to a topic again, at a rate.
 
 A sent message has the key ``run/topic@broker-queue-offset`` of its row, as property `rmqSparkKey`, and an id
-made of the same. A repeated run first looks for its keys in the target: so stored messages are not sent
-twice, even without an acknowledgement. Messages that are sent twice all the same (a task that Spark ran
-again, a send that was in the network when its process died) have the same key, so that readers can drop
-duplicates.
+made from it. A repeated run first looks for its keys in the target: so stored messages are not sent twice,
+even without an acknowledgement. Messages that are sent twice nevertheless (a task that Spark ran again, a
+send that was in the network when its process died) have the same key, so that readers can drop duplicates.
 """
 
 from __future__ import annotations
@@ -89,7 +88,7 @@ def replay(
 
     `rows` has a message's columns: those of `read_archive`, or of `spark.read.format("rmq")` with
     startingOffsets, startingTimestamp and so on; choose with `where`. `options` are those of the sink:
-    nameServer, topic. Of a message its body is kept, and the parts that `kept` names: tags, keys, properties
+    nameServer, topic. A sent message has the body, and the parts that `kept` names: tags, keys, properties
     (those of the application; the sharding key too, by which messages stay together and in order). Birth and
     store times are new, and a delay is not repeated. The property `rmqSparkKey` names the run and the origin.
 
@@ -117,14 +116,14 @@ def _outgoing(rows: DataFrame, kept: Collection[str]) -> DataFrame:
 
 
 def origin() -> Column:
-    """Where a row comes from, to put rows in order by."""
+    """The origin of a row, for ordering."""
     from pyspark.sql import functions as F
 
     return F.struct("topic", "brokerName", "queueId", "queueOffset", "storeTimestamp").alias("origin")
 
 
 def own_properties(*prefixes: str) -> Column:
-    """The properties of the application: no names of RocketMQ's own, none that begins with one of these."""
+    """The properties of the application: no names of RocketMQ's own, no names with one of these prefixes."""
     from pyspark.sql import functions as F
 
     reserved = sorted({*RESERVED_PROPERTIES, KEY_PROPERTY, PROPERTY_SHARDING_KEY})
@@ -175,7 +174,8 @@ def send_again(
 
 
 def _in_order(rows: DataFrame, rate: int) -> DataFrame:
-    """The rows of a queue in one task and in their order; with a rate, all by the time of their storing."""
+    """The rows of a queue in one task and in their order; with a rate, all rows in the order of their store
+    times."""
     places = [f"origin.{name}" for name in ("topic", "brokerName", "queueId")]
     if not rate:
         rows = rows.repartition(*places).sortWithinPartitions(*places, "origin.queueOffset")
@@ -184,7 +184,7 @@ def _in_order(rows: DataFrame, rate: int) -> DataFrame:
     return rows.drop("origin")
 
 
-# --- what is there already ---
+# --- messages that exist already ---
 
 
 class _Target:
@@ -196,13 +196,13 @@ class _Target:
         self._ends: Offsets = {}
 
     def keys(self, rows: DataFrame, run_id: str, run: Run) -> DataFrame | None:
-        """The keys of the run that are in the topics; None when it is new."""
+        """The keys of the run that the topics have; None for a new run."""
         from pyspark.sql import functions as F
 
         path = None if run.state is None else Path(run.state) / f"{run_id}.json"
         kept = None if path is None else read_kept(path)
-        # What is kept says which brokers may have messages of the run: without one of them they would be sent
-        # again.
+        # The kept file names the brokers that may have messages of the run: without one of them these would
+        # be sent again.
         with Cluster(self._options()) as cluster:
             bounds = cluster.bounds(cluster.queues(kept or ()))
         self._ends = {queue: most for queue, (_, most) in bounds.items()}
@@ -222,7 +222,7 @@ class _Target:
 
     @contextmanager
     def watched(self, watch: Watch) -> Iterator[None]:
-        """Tell `watch` by how much the topics grow during the block, whoever sends to them."""
+        """Report the growth of the topics during the block, by any sender, to `watch`."""
         if watch is unwatched:
             yield
             return
@@ -241,7 +241,7 @@ class _Target:
 
 
 def target_options(options: Mapping[str, str], topics: Iterable[str]) -> dict[str, str]:
-    """Options to read those of the topics that are there, made of a sink's options."""
+    """Options to read the existing topics, from a sink's options."""
     found = {name: text for name, text in options.items() if name.lower() in _CONNECTION}
     return {**found, "topicPattern": "|".join(map(re.escape, topics)), "requireTopics": "false"}
 

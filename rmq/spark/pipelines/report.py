@@ -1,5 +1,5 @@
-"""Reports as a single HTML file: tables and charts, drawn as SVG in it; and the windows of time they count
-by. Nothing is loaded from other servers."""
+"""Reports as a single HTML file: tables and charts, drawn as SVG in it; and the windows of time for the
+counts. Nothing is loaded from other servers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TOP: Final = 12
 BOTTOM: Final = 34
 _SECONDS: Final = (1, 10, 60, 300, 900, 3600, 6 * 3600, 24 * 3600)
 WINDOWS_MS: Final = tuple(seconds * 1000 for seconds in (*_SECONDS, 7 * 24 * 3600))
-"""Of these the first that gives no more than MOST windows is taken."""
+"""Lengths of windows: the first one that gives at most MOST windows is chosen."""
 MOST: Final = 240
 _COLOURS: Final = ("#2f6fde", "#e0802b", "#2a9d6f", "#c0392b", "#7d5bbe", "#8a8a8a")
 _STYLE: Final = """
@@ -47,7 +47,7 @@ class Line:
 
 
 def page(title: str, parts: Iterable[str]) -> str:
-    """The whole file; `parts` are HTML, as the functions below make it."""
+    """The whole file; `parts` are HTML from the functions below."""
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         f"<title>{escape(title)}</title><style>{_STYLE}</style></head>\n"
@@ -56,19 +56,19 @@ def page(title: str, parts: Iterable[str]) -> str:
 
 
 def write_page(path: Path, title: str, parts: Iterable[str]) -> None:
-    """Write it, all or nothing. Raises OSError."""
+    """Write the page, all or nothing. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
     replace_file(path, page(title, parts).encode())
 
 
 def heading(text: str, note: str = "") -> str:
-    """The title of a section, and a line on what it shows."""
+    """The title of a section, and a line on its content."""
     more = f'<p class="note">{escape(note)}</p>' if note else ""
     return f"<h2>{escape(text)}</h2>{more}"
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Rows as a table; the columns are those of the first."""
+    """Rows as a table; the columns are those of the first row."""
     if not rows:
         return '<p class="note">nothing</p>'
     names = list(rows[0])
@@ -190,10 +190,10 @@ def _text(value: Any) -> str:
 
 
 def window_for(length_ms: int) -> int:
-    """A length of window, in ms, for a chart of so long a time."""
+    """The length of window, in ms, for a chart over this time."""
     return next((window for window in WINDOWS_MS if length_ms <= window * MOST), WINDOWS_MS[-1])
 
 
 def begin_of(at: str, window_ms: int) -> Column:
-    """The start, as a timestamp `begin`, of the window that a column of ms since 1970 lies in."""
+    """The start, as a timestamp `begin`, of the window of a column in ms since 1970."""
     return F.timestamp_millis(F.col(at) - F.pmod(F.col(at), F.lit(window_ms))).alias("begin")

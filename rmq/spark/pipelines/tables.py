@@ -1,4 +1,4 @@
-"""Archive into tables: topics into Parquet on any Hadoop path, into Delta or into Iceberg, each batch once.
+"""Archive in tables: topics into Parquet on any Hadoop path, into Delta or into Iceberg, each batch once.
 
 A batch is identified by the id of its query and its number, which Spark keeps in the checkpoint: a batch that
 is repeated after a kill has both again. Iceberg's snapshots carry them as properties, Delta's log as a
@@ -7,8 +7,8 @@ transaction, and Parquet has a folder for each batch:
     TARGET/batch=<query>-<number>/date=2026-11-21/topic=Orders/part-....parquet
 
 The folder of a batch is whole when it has `_SUCCESS`, which Spark writes last; an incomplete folder is
-written again. rmq renames nothing, so object stores will do. Merged batches name the batches that they
-replace in `_replaces`, which is written before those are deleted; readers pass over replaced batches.
+written again. rmq renames nothing, so object stores work. Merged batches name the batches that they replace
+in `_replaces`, which is written before the old batches are deleted; readers ignore replaced batches.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ FORMS: Final = ("parquet", "delta", "iceberg")
 PARTITION: Final = ("date", "topic")
 QUERY: Final = "rmq.query"
 BATCH: Final = "rmq.batch"
-"""Properties of an Iceberg snapshot: which batch it added."""
+"""Properties of an Iceberg snapshot: the batch that it added."""
 _REPLACES: Final = "_replaces"
 _DONE: Final = "_SUCCESS"
 _MERGED: Final = "merged-"
 _COMMITS: Final = 50
-"""The last of a Delta table, among which a batch that comes again is looked for."""
+"""Number of last commits of a Delta table in which a repeated batch is searched for."""
 
 
 @frozen
 class ArchivedTable:
-    """What a run has added to a table. `skipped` batches were there already; `away` names the brokers whose
-    queues were skipped (onBrokerAway=skip) when the run ended."""
+    """Result of a run. `skipped` batches were in the table already; `away` names the brokers whose queues
+    were skipped (onBrokerAway=skip) when the run ended."""
 
     target: str
     form: str
@@ -107,9 +107,9 @@ def archive_table(
 
 
 def read_table(spark: SparkSession, target: str, *, to: Form) -> DataFrame:
-    """The rows of a table that `archive_table` wrote, each once, also while batches are merged."""
+    """The rows of a table of `archive_table`, each once, also while batches are merged."""
     if to == "iceberg":
-        spark.catalog.refreshTable(target)  # sessions remember tables as they were, for half a minute
+        spark.catalog.refreshTable(target)  # sessions keep their view of tables for half a minute
         return spark.table(target)
     if to == "delta":
         return spark.read.format("delta").load(target) if _is_path(target) else spark.table(target)
@@ -140,7 +140,7 @@ class TableJob:
     skipped: int = 0
 
     def take(self, frame: DataFrame, batch_id: int) -> None:
-        """Write a batch of the query, unless it is there."""
+        """Write a batch of the query, unless the table has it."""
         query = self.query_id(self.spark, self.checkpoint)
         done = {"parquet": self._parquet, "delta": self._delta, "iceberg": self._iceberg}[self.to]
         if done(frame, query, batch_id):
@@ -150,7 +150,7 @@ class TableJob:
 
     @staticmethod
     def query_id(spark: SparkSession, checkpoint: str) -> str:
-        """The id that Spark gave the query, by its checkpoint: it stays over restarts."""
+        """Spark's id of the query, from its checkpoint: it stays over restarts."""
         first = spark.read.text(f"{checkpoint}/metadata").first()
         assert first is not None
         return str(json.loads(first[0])["id"])
@@ -184,8 +184,8 @@ class TableJob:
         return True
 
     def _delta(self, frame: DataFrame, query: str, batch_id: int) -> bool:
-        """Delta passes over a transaction that its log has, whatever is written. In this case it does not run
-        the plan, so that no observation of it would ever end: the table's history has the counts."""
+        """Write with Delta, which ignores a transaction that its log has. In this case it does not run the
+        plan, so that an observation would never end: the counts come from the table's history."""
         name = f"rmq-{query}-{batch_id}"
         if self._delta_rows(frame, name) is not None:
             return False
@@ -215,7 +215,7 @@ class TableJob:
     def _iceberg(self, frame: DataFrame, query: str, batch_id: int) -> bool:
         from pyspark.sql import functions as F
 
-        session = frame.sparkSession  # the query's own, whose memory of the table is not that of ours
+        session = frame.sparkSession  # the query's own, whose view of the table differs from ours
         if not session.catalog.tableExists(self.target):
             columns = [F.col(name) for name in self.partition]
             maker = session.createDataFrame([], frame.schema).writeTo(self.target).using("iceberg")
@@ -242,9 +242,10 @@ class TableJob:
 def compact_table(spark: SparkSession, target: str, *, to: Form, least: int = 2) -> int:
     """Merge the small files of a table; returns how many files (of `parquet`: batches) were merged.
 
-    Parquet: `least` batches at least, all but the last of each query, which Spark may bring again. Not while
-    another process merges. Killed: nothing is lost, and `read_table` sees nothing twice; what other tools
-    would see twice is deleted by the next call."""
+    Parquet: `least` batches at least, all but the last of each query, which Spark may bring again. Do not
+    call it while another process merges. Killed: no row is lost, and `read_table` sees none twice; rows that
+    other tools would see twice are deleted by the next call.
+    """
     if to == "delta":
         name = f"delta.`{target}`" if _is_path(target) else target
         (row,) = spark.sql(f"OPTIMIZE {name}").collect()
@@ -284,7 +285,7 @@ def _is_path(target: str) -> bool:
 
 
 class _Folder:
-    """The folder of a Parquet table, by Hadoop's file systems."""
+    """The folder of a Parquet table, through Hadoop's file systems."""
 
     def __init__(self, spark: SparkSession, target: str) -> None:
         context = spark.sparkContext
@@ -294,11 +295,11 @@ class _Folder:
         self._files = self._root.getFileSystem(context._jsc.hadoopConfiguration())
 
     def has(self, name: str) -> bool:
-        """Whether there is a file or folder of that name."""
+        """True if there is a file or folder of that name."""
         return bool(self._files.exists(self._jvm.org.apache.hadoop.fs.Path(self._root, name)))
 
     def is_whole(self, name: str) -> bool:
-        """Whether all files of a batch exist; a merged batch counts once it names the batches that it
+        """True if all files of a batch exist; a merged batch counts once it names the batches that it
         replaces."""
         mark = _REPLACES if name.startswith(_MERGED) else _DONE
         return bool(self._files.exists(self._path(name, mark)))
@@ -310,12 +311,12 @@ class _Folder:
         return [name for name in names if name not in replaced]
 
     def finish(self, name: str) -> None:
-        """Mark a batch as whole, if Spark is set not to."""
+        """Mark a batch as whole, if Spark is set not to do so."""
         if not self.is_whole(name):
             self._write(self._path(name, _DONE), "")
 
     def replace(self, merged: str, old: Iterable[str]) -> None:
-        """Have a merged batch, which is written, take the place of others."""
+        """Replace batches by a merged batch, which is written."""
         self._write(self._path(merged, _REPLACES), json.dumps(sorted(old)))
         self.delete_replaced()
 

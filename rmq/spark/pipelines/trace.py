@@ -1,7 +1,7 @@
 """Trace analytics: durations of sends, deliveries and consumption, by topic and group, over time.
 
-The input is the messages of the trace topic, as our clients and brokers and RocketMQ 4.9's clients write them
-(see `rmq.protocol.trace`). Three times are measured, in ms:
+The input is the messages of the trace topic, from clients and brokers of rmq and clients of RocketMQ 4.9 (see
+`rmq.protocol.trace`). Three times are measured, in ms:
 
 - `send`: the producer's wait for the response.
 - `deliver`: from storing to the first delivery to a consumer of the group, by the clocks of both machines.
@@ -55,8 +55,8 @@ class Latency:
 
 @frozen
 class TraceSummary:
-    """What an analysis read and found. `unreadable` rows were passed over; `unmatched` are deliveries and
-    consumptions of messages whose sending was not traced (or not yet), so that the topic is not known."""
+    """Result of an analysis. `unreadable` rows were ignored; `unmatched` are deliveries and consumptions of
+    messages whose sending was not traced (or not yet), so that the topic is unknown."""
 
     rows: int
     unreadable: int
@@ -73,7 +73,7 @@ def analyse_traces(
     """Analyse the messages of a trace topic (their column `body` is read), from whatever source.
 
     Into the folder `output` go, in place of an earlier analysis: `windows` and `totals` as Parquet, and
-    `report.html`. `window_ms`: length of a window; 0: chosen by how long the traces go on. Parquet may go to
+    `report.html`. `window_ms`: length of a window; 0: chosen by the duration of the traces. Parquet may go to
     any place that Spark can write; the page is written by the driver. Raises OSError.
     """
     begun = time.monotonic()
@@ -104,8 +104,8 @@ def analyse_traces(
 
 
 def trace_rows(messages: DataFrame) -> DataFrame:
-    """The rows of trace messages, one for each thing that happened to a message. Types that are not known are
-    left out; `readable` is false for a row that is too short or has no number where one must be."""
+    """The rows of trace messages, one for each event of a message. Unknown types are left out; `readable` is
+    false for a row that is too short or lacks a number."""
     texts = messages.select(F.explode(F.split(F.col("body").cast("string"), CONTEXT_END)).alias("text"))
     fields = texts.select(F.split("text", FIELD_END).alias("f"))
     sent = _is(TraceType.PUB, TraceType.STORE)
@@ -191,7 +191,8 @@ def _stored(rows: DataFrame) -> DataFrame:
 
 
 def _consumed(rows: DataFrame, befores: DataFrame, stored: DataFrame) -> DataFrame:
-    """Old clients do not say time and group after consuming: what they said before is taken."""
+    """The consumption of messages. Old clients leave time and group out after consuming: the values before it
+    are used."""
     began = befores.groupBy("requestId", "msgId").agg(
         F.min("at").alias("beganAt"), F.min("group").alias("beganGroup")
     )
@@ -253,7 +254,7 @@ _NO_TRACES: Final = (
 
 
 def _report(found: Sequence[Latency], windows: DataFrame) -> list[str]:
-    """The most frequent topics and groups get charts, all stand in the tables."""
+    """The page: the most frequent topics and groups get charts, all are in the tables."""
     charted = sorted((one for one in found if one.topic and one.group), key=lambda one: -one.count)[:CHARTS]
     windows_of = _collected(windows, charted)
     parts: list[str] = []

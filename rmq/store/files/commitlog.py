@@ -193,7 +193,7 @@ class CommitLog:
         return views
 
     def is_in_one_file(self, physical_offset: int, size: int) -> bool:
-        """Whether a record of that size may lie there: with room for a BLANK behind it in its file."""
+        """True if a record of that size may lie there: with room for a BLANK behind it in its file."""
         return physical_offset % self.file_size + size + BLANK_SIZE <= self.file_size
 
     def file_view(self, physical_offset: int) -> tuple[int, memoryview]:
