@@ -300,12 +300,8 @@ class Client(AsyncResource):
             observers=Observers(self._plugins),
             on_event=self._on_event,
         )
-        await self._scope.__aenter__()
-        try:
+        async with self._scope.entering():
             await self._scope.tasks.start(self._session.run)
-        except BaseException as error:  # for example cancelled: a client that was not entered is not left
-            await self._scope.__aexit__(type(error), error, error.__traceback__)
-            raise
         return self
 
     async def __aexit__(

@@ -12,8 +12,14 @@ import math
 import socket
 import sys
 import warnings
-from collections.abc import Awaitable, Callable, Generator, Iterator
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator
+from contextlib import (
+    AbstractAsyncContextManager,
+    AbstractContextManager,
+    asynccontextmanager,
+    contextmanager,
+    suppress,
+)
 from contextvars import Context, copy_context
 from functools import partial
 from types import TracebackType
@@ -414,6 +420,17 @@ class TaskGroupScope:
         with anyio.CancelScope(shield=True):
             await self._outer.start(self._host)
         return self
+
+    @asynccontextmanager
+    async def entering(self) -> AsyncIterator[None]:
+        """Enter the scope for a block that completes the opening of its owner. The scope stays open after the
+        block; if the block fails or is cancelled, the scope is left, and the error raised again."""
+        await self.__aenter__()
+        try:
+            yield
+        except BaseException as error:
+            await self.__aexit__(type(error), error, error.__traceback__)
+            raise
 
     async def _enter_alone(self, on_asyncio: bool) -> None:
         import asyncio

@@ -105,13 +105,9 @@ class Consumer(AsyncResource):
         another ResponseError when a broker refuses the group (`rejectSubscriptionConflicts`, access control).
         Cancelled: leaves again.
         """
-        await self._scope.__aenter__()
-        try:
+        async with self._scope.entering():
             with unwrap_groups():
                 await self._member.join(self._scope)
-        except BaseException as error:
-            await self._scope.__aexit__(type(error), error, error.__traceback__)
-            raise
         self._has_joined = True
         return self
 

@@ -89,12 +89,8 @@ class TransactionalProducer(Producer):
         self._scope = TaskGroupScope()
 
     async def __aenter__(self) -> TransactionalProducer:
-        await self._scope.__aenter__()  # first: check-backs may come as soon as brokers know the producer
-        try:
+        async with self._scope.entering():  # first: check-backs may come as soon as brokers know the producer
             await super().__aenter__()
-        except BaseException as error:
-            await self._scope.__aexit__(type(error), error, error.__traceback__)
-            raise
         return self
 
     async def __aexit__(

@@ -399,3 +399,42 @@ def test_leaving_a_block_on_asyncio_that_is_cancelled_waits_for_its_tasks(runner
         assert ended == ["task"]
 
     runner.run(main())
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_a_scope_that_is_entered_for_an_opening_stays_open_or_is_left_with_the_error(loop: str) -> None:
+    ended: list[str] = []
+
+    async def wait(name: str) -> None:
+        try:
+            await anyio.sleep_forever()
+        finally:
+            ended.append(name)
+
+    async def open_and_fail(scope: TaskGroupScope) -> None:
+        async with scope.entering():
+            scope.tasks.start_soon(wait, "failed")
+            await anyio.wait_all_tasks_blocked()
+            raise Broken
+
+    async def main() -> None:
+        opened, failed, cancelled = TaskGroupScope(), TaskGroupScope(), TaskGroupScope()
+        async with opened.entering():
+            opened.tasks.start_soon(wait, "opened")
+        await anyio.wait_all_tasks_blocked()
+        assert ended == []
+        with pytest.raises(Broken):
+            await open_and_fail(failed)
+        assert ended == ["failed"]
+        with anyio.CancelScope() as around:
+            async with cancelled.entering():
+                cancelled.tasks.start_soon(wait, "cancelled")
+                await anyio.wait_all_tasks_blocked()
+                around.cancel()
+                await anyio.sleep_forever()
+        assert around.cancelled_caught
+        assert ended == ["failed", "cancelled"]
+        await opened.__aexit__(None, None, None)
+        assert ended == ["failed", "cancelled", "opened"]
+
+    run(main, loop)
