@@ -103,7 +103,7 @@ class LocalProtocolError(RmqError):
     """A message or an argument of the local side breaks the protocol: a wrong argument of the caller, or a
     bug in rmq."""
 
-    hint = "correct the call: the error says what it lacks"
+    hint = "correct the call: the error names the fault"
 
 
 class RemoteProtocolError(RmqError):
@@ -143,7 +143,7 @@ class ConnectionLost(RmqError, ConnectionError):
             self.hint = "try again; the request was not sent"
 
 
-MUTE: Final = ", and never said anything: is it a server of RocketMQ?"
+MUTE: Final = ", and has never sent a byte: is it a RocketMQ server?"
 """End of the error text for a peer that has never sent a byte."""
 
 
@@ -185,7 +185,7 @@ class ReplyTimeout(RequestTimeout):
     hint = "check that consumers of the topic run, and that they reply"
 
     def __init__(self, message_id: str, topic: str, code: int, seconds: float) -> None:
-        RmqError.__init__(self, f"nobody replied to message {message_id} in {topic} within {seconds:g} s")
+        RmqError.__init__(self, f"no reply to message {message_id} in {topic} within {seconds:g} s")
         self.address, self.code, self.seconds = topic, code, seconds
         self.message_id = message_id
         self.hint = f"check that consumers of {topic} run, and that they reply"
@@ -336,21 +336,21 @@ class PullNotFound(ResponseError):
     """No message at that offset yet."""
 
     code = 19
-    hint = "wait: the pull goes on when there are messages"
+    hint = "wait: the pull continues when messages arrive"
 
 
 class PullRetryImmediately(ResponseError):
     """No message matched in the part that was searched; continue from the offset in the response."""
 
     code = 20
-    hint = "go on from the offset in the answer"
+    hint = "continue from the offset in the response"
 
 
 class PullOffsetMoved(ResponseError):
     """The offset is outside of the queue; the response names a valid offset."""
 
     code = 21
-    hint = "go on from the offset in the answer"
+    hint = "continue from the offset in the response"
 
 
 class QueryNotFound(ResponseError):
@@ -423,7 +423,7 @@ class AskerGone(SystemFailure):
     """No client waits for this reply: the client that asked has disconnected, or its time-out has passed."""
 
     retriable = False
-    hint = "drop the request: whoever asked does not wait for the reply any more"
+    hint = "drop the request: its sender does not wait for the reply any more"
 
 
 _REMARKS = (
@@ -572,7 +572,7 @@ class CorruptRecord(StoreError):
 class LaterFormat(StoreError):
     """A file was written by a later version of rmq, in a format that this version cannot read."""
 
-    hint = "start the version that wrote it, or a later one; the file is left as it is"
+    hint = "start the version that wrote it, or a later one; the file is unchanged"
 
     def __init__(self, path: str, what: str, writer: str) -> None:
         super().__init__(f"{path}: {what}; it was written by rmq {writer or 'of an unknown version'}")

@@ -177,4 +177,4 @@ def _write(contexts: Contexts) -> None:
 def _known(contexts: Contexts, name: str) -> None:
     if name not in contexts.contexts:
         there = ", ".join(contexts.contexts) or "none"
-        fail(ConfigError("context", name, f"one that there is ({there}); `rmq context add` makes one"))
+        fail(ConfigError("context", name, f"a known context ({there}); `rmq context add` makes one"))

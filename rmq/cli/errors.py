@@ -69,9 +69,9 @@ ADVICE: Final = {
 }
 
 LOCAL_ADVICE: Final = {
-    "ConfigError": "Correct the setting: the text names it, its value and what is expected.",
+    "ConfigError": "Correct the setting: the text has its name, its value and the expected form.",
     "InvalidName": "Use 1 to 127 letters, digits and % | _ -.",
-    "LocalProtocolError": "Correct the call: the error says what it lacks.",
+    "LocalProtocolError": "Correct the call: the error names the fault.",
     "RemoteProtocolError": "Check that the address belongs to a RocketMQ server, and that both sides use "
     "TLS or neither.",
     "ConnectFailed": "Does the server run, and can the address be reached from here? `rmq doctor` looks.",
@@ -81,9 +81,9 @@ LOCAL_ADVICE: Final = {
     "PortInUse": "Stop the other process or choose another port.",
     "NoRoute": "Create the topic, or check with `rmq cluster list` that brokers are registered.",
     "Unreachable": "Do the name servers run, and can their addresses be reached? `rmq doctor` looks.",
-    "InvalidType": "Correct the call: the text names the argument and what is expected.",
-    "InvalidMessage": "Correct the message: the text names the field and what is allowed.",
-    "InvalidMessageType": "Correct the message: the text names the field and what is expected.",
+    "InvalidType": "Correct the call: the text has the argument and the expected form.",
+    "InvalidMessage": "Correct the message: the text has the field and the allowed values.",
+    "InvalidMessageType": "Correct the message: the text has the field and the expected type.",
     "AccessDenied": "Check the account and its secret; with a right one, its permissions.",
     "AskerGone": "Nothing: drop the request.",
     "SendFailed": "The text lists each attempt; the last one's advice counts.",

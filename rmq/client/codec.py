@@ -141,7 +141,7 @@ def value_of(message: StoredMessage, codec: Codec[T]) -> T:
     try:
         return codec.decode(message.body)
     except Exception as error:
-        text = f"the body of message {message.message_id} is none of the model: {reason_of(error)}"
+        text = f"the body of message {message.message_id} does not fit the model: {reason_of(error)}"
         raise InvalidBody(text) from error
 
 

@@ -302,7 +302,7 @@ class BrokerSets:
             return Outcome(f"{command.name} is at epoch {known.epoch}, version {known.version}", known)
         in_sync = tuple(sorted(set(command.in_sync)))
         if known.master not in in_sync or not set(in_sync) <= set(known.replicas):
-            return Outcome("those in sync are replicas of the set, the master among them", known)
+            return Outcome("replicas in sync must be replicas of the set and include the master", known)
         changed = evolve(known, version=known.version + 1, in_sync=in_sync)
         if in_sync == (known.master,):  # it has this epoch on its disk, and with an older folder it would not
             changed = evolve(changed, confirmed=(known.epoch, known.confirmed[1]))
@@ -347,7 +347,7 @@ class BrokerSets:
             and len(reported.replicas) <= REPLICAS_MAX
         )
         if not is_sound or reported.master not in (NOBODY, *reported.in_sync):
-            return Outcome("those in sync are replicas of the set, the master among them", known)
+            return Outcome("replicas in sync must be replicas of the set and include the master", known)
         is_same = reported.epoch == known.epoch
         adopted = evolve(
             reported,

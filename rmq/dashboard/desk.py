@@ -67,7 +67,7 @@ class Desk:
             return Caller(session.identity, session)
         anonymous = self.logins.anonymous()
         if anonymous is None:
-            raise LoginNeeded("nobody has logged in")
+            raise LoginNeeded("no user has logged in")
         return Caller(anonymous)
 
     def session(self, request: Request) -> Session | None:

@@ -25,8 +25,8 @@ COMMANDS = Commands()
 
 @COMMANDS.add("clusterList")
 @click.option("-m", "--moreStats", "more", is_flag=True, help="Totals of yesterday and today instead.")
-@click.option("-i", "--interval", type=COUNT, help="Again every so many seconds.")
-@click.option("--rounds", type=COUNT, help="With -i: stop after so many.  [default: never]")
+@click.option("-i", "--interval", type=COUNT, help="Seconds between two rounds.")
+@click.option("--rounds", type=COUNT, help="With -i: number of rounds.  [default: no limit]")
 async def cluster_list(client: Client, more: bool, interval: int | None, rounds: int | None) -> None:
     """List all brokers with their rates."""
     import trio

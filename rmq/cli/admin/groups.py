@@ -255,7 +255,7 @@ async def _write_infos(
 
 
 @COMMANDS.add("startMonitoring")
-@click.option("--rounds", type=COUNT, help="Stop after so many rounds.  [default: never]")
+@click.option("--rounds", type=COUNT, help="Number of rounds.  [default: no limit]")
 async def monitor(client: Client, rounds: int | None) -> None:
     """Watch all groups, every minute: the backlog of each, and hanging members."""
     import trio

@@ -323,7 +323,7 @@ def _print_line(message: StoredMessage, charset: str | None) -> None:
 @click.option(
     "-g", "--consumerGroup", "group", default=TOOLS_GROUP, help="As this group; nothing is committed."
 )
-@click.option("-c", "--MessageNumber", "count", type=COUNT, default=128, help="At most so many.")
+@click.option("-c", "--MessageNumber", "count", type=COUNT, default=128, help="Largest number.")
 @click.option("-s", "--beginTimestamp", "begin", callback=as_time, help="Stored at this time or later.")
 @click.option("-e", "--endTimestamp", "end", callback=as_time, help="Stored before this time.")
 async def consume_messages(
@@ -486,9 +486,9 @@ def _average(elapsed: list[float]) -> float:
 @click.option("-s", "--size", type=NUMBER, default=128, help="Bytes of a message.")
 @click.option("-c", "--cluster", help="Only this cluster.")
 @click.option("-p", "--printLog", "as_log", type=bool, default=False, help="One line of fields with |.")
-@click.option("-m", "--machineRoom", "room", default="noname", help="A name for those lines.")
+@click.option("-m", "--machineRoom", "room", default="noname", help="Machine room in these lines.")
 @click.option("-i", "--interval", type=COUNT, default=10, help="Seconds between rounds.")
-@click.option("--rounds", type=COUNT, help="Stop after so many.  [default: never]")
+@click.option("--rounds", type=COUNT, help="Number of rounds.  [default: no limit]")
 async def cluster_times(
     client: Client, cluster: str | None, as_log: bool, room: str, rounds: int | None, **numbers: int
 ) -> None:

@@ -87,7 +87,7 @@ def set_config(target: Target, changes: tuple[str, ...], cluster: str, broker: s
 
 
 @operations.command()
-@click.option("--queues", is_flag=True, help="Files of queues whose messages are gone.")
+@click.option("--queues", is_flag=True, help="Files of queues without messages.")
 @click.option("--topics", is_flag=True, help="Queues of topics that do not exist any more.")
 @click.option("--logs", is_flag=True, help="Log files that are past their time.")
 @yes_option
@@ -128,7 +128,7 @@ def forget(target: Target, name: str, yes: bool) -> None:
 
     Running brokers of the name stay. A broker that was drained before it was stopped is forgotten already.
     """
-    confirm(yes, f"Miss the brokers of the name {name} no more that are not there?")
+    confirm(yes, f"Forget the missing brokers of the name {name}?")
     found = run_admin(target, lambda admin: admin.forget_missing(name))
     if not any(found.values()):
         refuse(f"no name server misses a broker of the name {name}; `rmq doctor` shows missing brokers")

@@ -127,10 +127,7 @@ def elect(target: Target, broker: str, number: int, controllers: str, is_unclean
     The present master gets no further lease; the replica is elected when the last lease has ended.
     """
     if is_unclean:
-        question = (
-            f"Lose the messages of {broker} that replica {number} lacks, though they were acknowledged?"
-        )
-        confirm(yes, question)
+        confirm(yes, f"Lose the acknowledged messages of {broker} that replica {number} lacks?")
     _operate(target, controllers, lambda found: found.elect(broker, number, is_unclean=is_unclean))
 
 

@@ -317,4 +317,4 @@ def clone(target: Target, source: str, copy: str, topic: str, yes: bool) -> None
 
     confirm(yes, f"Set the offsets of group {copy} to those of {source}?")
     run_admin(target, lambda admin: groups.clone(admin, source, copy, topic))
-    echo(f"group {copy} goes on where {source} is")
+    echo(f"group {copy} continues at the offsets of {source}")

@@ -150,7 +150,7 @@ def order_line(check: OrderCheck, key: str) -> str:
 def files_table(folder: pathlib.Path) -> Table:
     """The store's parts with the bytes they take on disk."""
     table = Table(title="Files")
-    for name in ("folder", "what it holds", "files", "on disk"):
+    for name in ("folder", "content", "files", "on disk"):
         table.add_column(name, justify="right" if name in ("files", "on disk") else "left", no_wrap=True)
     for name, what in STORE_PARTS.items():
         files = [path for path in (folder / name).rglob("*") if path.is_file()]

@@ -41,7 +41,7 @@ KEY_MODE: Final = 0o600
 FOLDER: Final = click.argument(
     "folder", metavar="DIR", type=click.Path(file_okay=False, path_type=pathlib.Path)
 )
-FORCE: Final = click.option("--force", is_flag=True, help="Replace files that are there.")
+FORCE: Final = click.option("--force", is_flag=True, help="Replace existing files.")
 
 C = TypeVar("C", bound=Callable[..., Any])
 

@@ -121,7 +121,7 @@ def repair(
 @LOG
 @click.option("--topic", help="Only this topic.")
 @click.option("--from", "start", type=click.IntRange(0), default=0, help="Physical offset to begin at.")
-@click.option("--limit", type=click.IntRange(1), help="At most so many records.")
+@click.option("--limit", type=click.IntRange(1), help="Largest number of records.")
 def dump_command(
     folder: str, commit_log: str | None, topic: str | None, start: int, limit: int | None
 ) -> None:

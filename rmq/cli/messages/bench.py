@@ -56,7 +56,7 @@ def load_options(command: Any) -> Any:
     for option in (
         click.option("--topic", default=TOPIC, show_default=True, shell_complete=complete_topic),
         click.option("--duration", callback=as_duration, default="10s", show_default=True, help="Duration."),
-        click.option("--count", type=click.IntRange(1), help="End after so many messages."),
+        click.option("--count", type=click.IntRange(1), help="End after this number of messages."),
         output_option,
         target_options,
     ):

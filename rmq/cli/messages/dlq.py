@@ -65,7 +65,7 @@ def _letters(
 @dlq.command("list")
 @click.argument("group")
 @_choice_options
-@click.option("--limit", type=click.IntRange(1), default=100, show_default=True, help="At most so many.")
+@click.option("--limit", type=click.IntRange(1), default=100, show_default=True, help="Largest number.")
 @output_option
 @target_options
 def list_letters(target: Target, group: str, limit: int, output: Format, **choice: Any) -> None:
@@ -98,7 +98,7 @@ def _row(letter: DeadLetter) -> dict[str, Any]:
 @_choice_options
 @click.option("--all", "every", is_flag=True, help="All letters; needed without another choice.")
 @click.option("--to", metavar="TOPIC", help="Send them to this topic instead of their original topic.")
-@click.option("--rate", type=click.FloatRange(0, min_open=True), help="At most so many a second.")
+@click.option("--rate", type=click.FloatRange(0, min_open=True), help="Largest number a second.")
 @target_options
 def redrive(
     target: Target, group: str, every: bool, to: str | None, rate: float | None, **choice: Any

@@ -150,7 +150,7 @@ def trace(target: Target, message_id: str, trace_topic: str, output: Format) -> 
 )
 @filter_options
 @grep_option
-@click.option("--max", "most", type=click.IntRange(1), help="End after so many messages.")
+@click.option("--max", "most", type=click.IntRange(1), help="End after this number of messages.")
 @style_option("line")
 @target_options
 def print_messages(

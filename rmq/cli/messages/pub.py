@@ -104,7 +104,7 @@ def message_options(command: Any) -> Any:
     help="Deliver later: a time, or a level 1 to 18.",
 )
 @click.option("--sharding-key", metavar="KEY", help="Messages with equal keys go to one queue, in order.")
-@click.option("--count", type=click.IntRange(1), default=1, help="Send BODY or the file so many times.")
+@click.option("--count", type=click.IntRange(1), default=1, help="Sends of BODY or the file.")
 @click.option(
     "--concurrency", type=click.IntRange(1, 1024), default=1, help="Sends in flight; over 1 unordered."
 )

@@ -58,7 +58,7 @@ def filter_options(command: Any) -> Any:
 @click.argument("topics", nargs=-1, required=True, metavar="TOPIC...", shell_complete=complete_topic)
 @click.option("-g", "--group", required=True, shell_complete=complete_group, help="Consumer group.")
 @filter_options
-@click.option("--max", "most", type=click.IntRange(1), help="End after so many messages.")
+@click.option("--max", "most", type=click.IntRange(1), help="End after this number of messages.")
 @click.option("--idle", callback=as_duration, metavar="10s", help="End after this time without a message.")
 @click.option(
     "--from",
@@ -69,7 +69,7 @@ def filter_options(command: Any) -> Any:
     help="Where a new group begins.",
 )
 @click.option("--ordered", is_flag=True, help="In order, under the brokers' queue locks.")
-@click.option("--broadcast", is_flag=True, help="Get all messages, whatever other members get.")
+@click.option("--broadcast", is_flag=True, help="Broadcasting: every member gets all messages.")
 @style_option("body")
 @target_options
 def sub(
@@ -154,7 +154,7 @@ async def _take(
 )
 @click.option("--echo", "is_echo", is_flag=True, help="Reply the request itself.")
 @filter_options
-@click.option("--max", "most", type=click.IntRange(1), help="End after so many messages.")
+@click.option("--max", "most", type=click.IntRange(1), help="End after this number of messages.")
 @click.option("--idle", callback=as_duration, metavar="10s", help="End after this time without a message.")
 @style_option("line")
 @target_options

@@ -87,7 +87,7 @@ grep_option = click.option("--grep", callback=_pattern, metavar="REGEX", help="O
 )
 @filter_options
 @grep_option
-@click.option("--max", "most", type=click.IntRange(1), help="End after so many messages.")
+@click.option("--max", "most", type=click.IntRange(1), help="End after this number of messages.")
 @click.option("--no-follow", is_flag=True, help="Stop at the present end; sorted by time.")
 @click.option("--to", "end", callback=as_position, help="As --no-follow, and end at this time.")
 @style_option("line")

@@ -22,7 +22,7 @@ def transactions() -> None:
 
 
 @transactions.command("list")
-@click.option("--limit", type=click.IntRange(1), default=100, show_default=True, help="At most so many.")
+@click.option("--limit", type=click.IntRange(1), default=100, show_default=True, help="Largest number.")
 @output_option
 @target_options
 def list_halves(target: Target, limit: int, output: Format) -> None:

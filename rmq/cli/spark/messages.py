@@ -116,7 +116,7 @@ def compact_command(folder: pathlib.Path, target_mib: int, output: Format, maste
 def run_options(command: Callable[..., T]) -> Callable[..., T]:
     """Add the options of a replay run: `run_id`, `state`, `rate`."""
     for option in (
-        click.option("--rate", type=click.IntRange(0), default=0, help="At most so many a second."),
+        click.option("--rate", type=click.IntRange(0), default=0, help="Largest number a second."),
         click.option(
             "--state",
             type=click.Path(file_okay=False, path_type=pathlib.Path),

@@ -254,7 +254,7 @@ def test_an_older_table_takes_what_its_master_was_told_and_gives_no_number_twice
     assert do(sets, Register("c", "s", replica("x"))).number == 6
     assert "is at epoch 1, version 9" in do(sets, Adopt(full)).refusal
     assert "another set" in do(sets, Adopt(evolve(full, version=11, began="z 1"))).refusal
-    assert "in sync are replicas" in do(sets, Adopt(evolve(full, version=11, in_sync=(7,)))).refusal
+    assert "must be replicas of the set" in do(sets, Adopt(evolve(full, version=11, in_sync=(7,)))).refusal
 
 
 def test_by_a_table_that_is_behind_nobody_has_a_lease_nor_comes_in_sync() -> None:

@@ -124,7 +124,7 @@ def test_the_address_of_a_broker(in_memory: Play, cluster: Cluster) -> None:
         (b"<!DOCTYPE HTML>\n<html>", "an HTTP server speaks there"),
         (b"SSH-2.0-OpenSSH_9.6\r\n", "an SSH server speaks there"),
         (b"-ERR unknown command\r\n", "a Redis server speaks there"),
-        (b"", r", and never said anything: is it a server of RocketMQ\?"),
+        (b"", r", and has never sent a byte: is it a RocketMQ server\?"),
     ],
 )
 def test_the_address_of_another_server(in_memory: Play, answer: bytes, text: str) -> None:
