@@ -25,7 +25,7 @@ import pytest
 import trio
 
 import rmq
-from tests.crash.spark.processes import QUICK_JAVA, signal_all
+from tests.crash.spark.processes import QUICK_JAVA, batches_in, signal_all
 from tests.interop.rocketmq import Process, Processes
 
 from ..load import TOPIC, Load, places, read_all
@@ -71,8 +71,7 @@ class Job:
     def steps(self) -> int:
         """Batches that are planned, and those that are finished."""
         checkpoint = self.folder / "_rmq" / "checkpoint"
-        logs = [*checkpoint.glob("offsets/[0-9]*"), *checkpoint.glob("commits/[0-9]*")]
-        return len(logs)
+        return batches_in(checkpoint / "offsets") + batches_in(checkpoint / "commits")
 
     def rows(self) -> list[tuple[tuple[int, int], bytes]]:
         """((queue, offset), body) of each row that a reader of the files finds now."""

@@ -17,7 +17,7 @@ from attrs import define, field, frozen
 from rmq.client import blocking
 from rmq.errors import RmqError
 from tests.crash.spark.job import EACH, GROUP, IN, OUT
-from tests.crash.spark.processes import QUICK_JAVA, signal_all
+from tests.crash.spark.processes import QUICK_JAVA, batches_in, signal_all
 from tests.crash.spark.stream import Writers
 from tests.interop.rocketmq import Process, Processes, wait_until
 from tests.ports import free_ports
@@ -187,8 +187,7 @@ class Job:
 
     def batches(self) -> list[int]:
         """How many batches each stream has done."""
-        folders = [self._folder / "checkpoints" / name / "commits" for name in self._streams]
-        return [len(list(folder.glob("[0-9]*"))) for folder in folders]
+        return [batches_in(self._folder / "checkpoints" / name / "commits") for name in self._streams]
 
     def await_batches(self) -> None:
         """Wait until each stream has done one more batch."""

@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from rmq.spark import archive_table, decoded, register, session, undecoded
+from tests.crash.spark.processes import batches_in
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -108,8 +109,8 @@ class Streams:
 def await_plan(folder: str) -> None:
     """Wait until a stream has planned a batch, but not for long: streams that start side by side take the
     processor from each other, and Spark gives the Python process of each 10 s."""
-    deadline, before = time.monotonic() + PLAN_SECONDS, len(list(pathlib.Path(folder).glob("[0-9]*")))
-    while len(list(pathlib.Path(folder).glob("[0-9]*"))) == before and time.monotonic() < deadline:
+    deadline, before = time.monotonic() + PLAN_SECONDS, batches_in(pathlib.Path(folder))
+    while batches_in(pathlib.Path(folder)) == before and time.monotonic() < deadline:
         time.sleep(0.1)
 
 

@@ -1,4 +1,4 @@
-"""Processes of Spark: settings for a quick start, and signals."""
+"""Processes of Spark: settings for a quick start, signals, and the number of their batches."""
 
 from __future__ import annotations
 
@@ -21,3 +21,9 @@ def signal_all(process: Process, number: signal.Signals) -> None:
                 os.kill(int(stat.parent.name), number)
         except (FileNotFoundError, ProcessLookupError):
             pass  # it has just ended
+
+
+def batches_in(log: pathlib.Path) -> int:
+    """How many batches a log of a checkpoint (`offsets`, `commits`) has had. Spark keeps the files of the
+    last 100 only."""
+    return max((int(path.name) + 1 for path in log.glob("[0-9]*") if path.name.isdigit()), default=0)

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from rmq.client import blocking
 from rmq.errors import RmqError
 from rmq.message import Message
-from tests.crash.spark.processes import QUICK_JAVA, signal_all
+from tests.crash.spark.processes import QUICK_JAVA, batches_in, signal_all
 from tests.interop.rocketmq import Process, Processes
 from tests.ports import free_ports
 
@@ -117,8 +117,7 @@ class Stream:
 
     def steps(self) -> int:
         """Batches that are planned, and those that are finished."""
-        logs = [*self.checkpoint.glob("offsets/[0-9]*"), *self.checkpoint.glob("commits/[0-9]*")]
-        return len(logs)
+        return batches_in(self.checkpoint / "offsets") + batches_in(self.checkpoint / "commits")
 
     def killed_after(self, steps: int, seconds: float, broker: str, away: float) -> None:
         """Run until the checkpoint has got so many steps on, with a broker killed and started on the way, and
