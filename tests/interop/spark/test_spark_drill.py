@@ -30,6 +30,8 @@ pytestmark = pytest.mark.interop
 JOB = pathlib.Path(__file__).with_name("spark_drill_job.py")
 COUNT, QUEUES, WORKERS = 8000, 4, 2
 BROKER = "here"
+STEP_SECONDS = 900
+"""For a step of the drill: five virtual machines of Java start, on a busy machine."""
 EXECUTOR = "CoarseGrainedExecutorBackend"
 CONF = {
     "spark.driver.memory": "512m",
@@ -62,7 +64,7 @@ class Drill:
         }
         self._port = free_port()
         self.master = self._daemon(MASTER, "--port", str(self._port))
-        wait_until(lambda: answers(self._port), 120, "Spark's master")
+        wait_until(lambda: answers(self._port), STEP_SECONDS, "Spark's master")
         self.workers = [self.worker(number) for number in range(WORKERS)]
 
     def worker(self, number: int) -> Process:
@@ -149,18 +151,18 @@ def test_each_message_is_there_once_whatever_is_lost(
         drill = Drill(processes, tmp_path, java, names)
         driver = drill.submit()
         try:
-            wait_until(done(1), 300, "the first rows")
+            wait_until(done(1), STEP_SECONDS, "the first rows")
             victims = executors()
             assert len(victims) == WORKERS
             os.kill(victims[0], signal.SIGKILL)
-            wait_until(done(2500), 300, "rows after an executor was lost")
+            wait_until(done(2500), STEP_SECONDS, "rows after an executor was lost")
             os.killpg(driver.pid, signal.SIGKILL)
             driver.wait(60)
             driver = drill.submit()
-            wait_until(done(4500), 300, "rows after the driver was lost")
+            wait_until(done(4500), STEP_SECONDS, "rows after the driver was lost")
             drill.workers[0].child.kill()
             drill.workers.append(drill.worker(WORKERS))
-            assert driver.wait(600) == 0, "\n".join(
+            assert driver.wait(2 * STEP_SECONDS) == 0, "\n".join(
                 path.read_text()[-3000:] for path in tmp_path.glob("driver*")
             )
         finally:
