@@ -60,6 +60,13 @@ cdef struct PullRow:
     int32_t lane
     bint is_of_topic  # it has created_ms
 
+cdef extern from "Python.h":
+    PyObject* PyBytes_FromStringAndSize_ "PyBytes_FromStringAndSize"(const char* text, Py_ssize_t size)
+    char* bytes_data "PyBytes_AS_STRING"(PyObject* it) nogil
+    int _PyBytes_Resize(PyObject** it, Py_ssize_t size) except -1
+    void release_bytes "Py_DECREF"(PyObject* it)
+    void release_any_bytes "Py_XDECREF"(PyObject* it)
+
 cdef inline bint begins_a_pull(const char* p, const char* end) noexcept nogil:
     if end - p < 12:
         return 0
@@ -291,8 +298,8 @@ cdef class PullLanes:
     cdef Py_ssize_t range_count, range_room
     cdef int64_t found, total, looked, last
     cdef int status
-    # Answers that are copied:
-    cdef char* joined
+    # Answers that are copied: a bytes object that is not full yet, NULL without any
+    cdef PyObject* joined
     cdef Py_ssize_t joined_size, joined_room
 
     def __init__(self, tuple parts, readable_end, int64_t scan_units, int64_t small_bytes):
@@ -306,7 +313,7 @@ cdef class PullLanes:
 
     def __dealloc__(self):
         PyMem_Free(self.ranges)
-        PyMem_Free(self.joined)
+        release_any_bytes(self.joined)
 
     def __len__(self):
         return len(self.table)
@@ -473,7 +480,7 @@ cdef class PullLanes:
         self.log_start, self.log_end = log.start, log.end
         if reach is not None:
             limit = reach
-        self.joined_size = 0
+        self.joined_size = 0  # of a pass that failed, whose object is used again
         try:
             while at < run.count and served < PASS_BYTES:
                 if not self.answer_one(
@@ -716,7 +723,7 @@ cdef class PullLanes:
                 if not self.open_file(begin, end):
                     self.joined_size = joined
                     return 0
-                p = self.joined + self.joined_size
+                p = bytes_data(self.joined) + self.joined_size
                 memcpy(p, <const char*>self.buffer.buf + (begin - self.view_first), end - begin)
                 self.joined_size += end - begin
             return 1
@@ -738,21 +745,23 @@ cdef class PullLanes:
         cdef Py_ssize_t i, room = HEAD_NUMBERS + more
         cdef char* p
         cdef char* head
-        cdef void* grown
         cdef bytes part
         cdef int64_t numbers[5]
         numbers[0], numbers[1], numbers[2] = suggested, stop, row.offset + self.looked
         numbers[3], numbers[4] = start, row.opaque
         for i in range(6):
             room += PyBytes_GET_SIZE(<bytes>self.parts[i])
-        if self.joined_size + room > self.joined_room:
-            room = max(4096, 2 * (self.joined_size + room))
-            grown = PyMem_Realloc(self.joined, room)
-            if grown == NULL:
+        if self.joined == NULL:
+            self.joined = PyBytes_FromStringAndSize_(NULL, room)
+            if self.joined == NULL:
                 raise MemoryError
-            self.joined = <char*>grown
             self.joined_room = room
-        head = self.joined + self.joined_size
+        elif self.joined_size + room > self.joined_room:
+            room = 2 * (self.joined_size + room)
+            self.joined_room = 0  # where it fails, the object is gone
+            _PyBytes_Resize(&self.joined, room)
+            self.joined_room = room
+        head = bytes_data(self.joined) + self.joined_size
         p = head + 8
         for i in range(6):
             part = <bytes>self.parts[i]
@@ -765,12 +774,15 @@ cdef class PullLanes:
         return 0
 
     cdef int flush(self, list out) except -1:
+        cdef PyObject* joined
         if self.joined_size:
-            out.append(PyBytes_FromStringAndSize(self.joined, self.joined_size))
+            if self.joined_size != self.joined_room:
+                _PyBytes_Resize(&self.joined, self.joined_size)
+            joined, self.joined = self.joined, NULL
             self.joined_size = 0
-        if self.joined_room > 4 * PASS_BYTES:  # a rare answer was as long
-            PyMem_Free(self.joined)
-            self.joined, self.joined_room = NULL, 0
+            answers = <object>joined
+            release_bytes(joined)
+            out.append(answers)
         return 0
 
     cdef bint open_file(self, int64_t begin, int64_t end) except -1:
