@@ -302,10 +302,7 @@ class CompiledBroker(Broker):
         for run, connection in put:
             self.acknowledgement.run_committed(connection, run)
         self.flow.wrote(seconds)
-        total = 0
-        for topic, count, size in counts:
-            self.stats.put(topic, count, size)
-            total += count
+        total = self.stats.put_all(counts)
         self.stats.stored(seconds * 1000, total)
         self.histograms.write.observe(clock() - self._began, total)
         if self.parked_pulls.count:  # what else waits for arrivals waits for topics without lanes

@@ -161,7 +161,8 @@ class ParkedPulls:
     """The table of parked pulls.
 
     `resume(pull, last)` tries a parked pull again and says whether it was answered; with `last` it must be
-    answered. `on_deadline(at)` is called with each new deadline, so that `step` is called by then.
+    answered. Without `last` several pulls of a queue are tried in a row, and `on_tried` is called after them.
+    `on_deadline(at)` is called with each new deadline, so that `step` is called by then.
 
     `count` is the figure that limits apply to: a pull counts as 1, and 1 more for each KiB of its expression.
     The figure is kept for each connection, and in `shares` for each account or address. While the table
@@ -173,8 +174,10 @@ class ParkedPulls:
         clock: Callable[[], float],
         resume: Callable[[ParkedRead, bool], bool],
         on_deadline: Callable[[float], None],
+        on_tried: Callable[[], None] = lambda: None,
     ) -> None:
         self.clock = clock
+        self._on_tried = on_tried
         self._resume = resume
         self._on_deadline = on_deadline
         self.count = 0
@@ -237,6 +240,7 @@ class ParkedPulls:
         for pull in list(pulls):
             if next_offset > pull.offset and not pull.is_answered and self._resume(pull, False):
                 self._drop(pull)
+        self._on_tried()
 
     def _begin_round(self, key: tuple[str, int], pulls: dict[ParkedRead, None], end: int) -> None:
         round = self._rounds.get(key)
@@ -275,6 +279,7 @@ class ParkedPulls:
                 self._tries -= 1
                 if self._resume(pull, False):
                     self._drop(pull)
+        self._on_tried()
         # A pull may have been tried before the last messages came: then all that are left have another try.
         if round.has_more and not round.untried:
             round.untried, round.has_more = list(reversed(self._pulls.get(key, ()))), False

@@ -137,14 +137,16 @@ class PullRuns:
     def _open(
         self, group: str, topic: str, queue_id: int, expression: str | None, connection: Connection
     ) -> bool:
-        """Open a lane; False where its pulls are refused, or need a look."""
+        """Open a lane; False where its pulls are refused, need a look, or find no queue yet."""
+        row, queue = self._topics.table.get(topic), self._store.lane(topic, queue_id)
+        if row is None or queue is None:
+            return False
         flags = 0 if expression is None else PULL_SUBSCRIPTION
         header = PullMessageRequestHeader(group, topic, queue_id, 0, 0, flags, 0, 0, expression)
         try:
             config, plan = self._reader.admit(header, connection)
         except ResponseError:
             return False
-        row, queue = self._topics.table.get(topic), self._store.lane(topic, queue_id)
         announced, model = None, None
         if expression is None:
             members = self._clients.consumer_group(group)
@@ -152,10 +154,10 @@ class PullRuns:
             if members is None or announced is not plan.subscription:
                 return False
             model = members.message_model
-        if row is None or queue is None or self._groups.table.get(group) is not config:
-            return False
         if (
-            plan.filter is not None
+            self._groups.table.get(group) is not config
+            or self._topics.table.get(topic) is not row
+            or plan.filter is not None
             or plan.matches_record is not None
             or not is_tag_type(plan.subscription.expression_type)
         ):

@@ -9,7 +9,7 @@ them; their rates are also taken against the present moment, so they do not stan
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Final
 
@@ -159,6 +159,22 @@ class Stats:
             meter = self._put[topic] = _Meter()
         meter.add(count, size)
         self._all_put.add(count, size)
+
+    def put_all(self, counts: Sequence[tuple[str, int, int]]) -> int:
+        """Count (topic, messages, bytes) that were stored together, of which a topic may have several; return
+        the number of messages."""
+        table, total, total_size = self._put, 0, 0
+        for topic, count, size in counts:
+            meter = table.get(topic)
+            if meter is None:
+                meter = table[topic] = _Meter()
+            meter.count += count
+            meter.size += size
+            meter.calls += 1
+            total += count
+            total_size += size
+        self._all_put.add(total, total_size, len(counts))
+        return total
 
     def get(self, group: str, topic: str, count: int, size: int, calls: int = 1) -> None:
         """So many pulls, mostly one, gave a group `count` messages of `size` bytes in all."""

@@ -176,19 +176,21 @@ class Queues:
     def take_encoded(self, units: list[EncodedUnits], timestamp: int) -> list[Arrival]:
         """Hand encoded units to their queues, whose `next` may count them already."""
         arrivals = []
+        new, most, size = tuple.__new__, ConsumeQueue.WRITE_BYTES, 0
         for queue, count, data in units:
             tail = queue.tail
             if not tail:
                 self._gathered[queue] = None
                 queue.gathered_since_ms = timestamp
-            elif len(tail) >= ConsumeQueue.WRITE_BYTES:
+            elif len(tail) >= most:
                 self._full.append(queue)
             tail += data
-            self._gathered_bytes += len(data)
+            size += count
             end = queue.end = queue.end + count
             if queue.next < end:
                 queue.next = end
-            arrivals.append(Arrival(queue.topic, queue.queue_id, end))
+            arrivals.append(new(Arrival, (queue.topic, queue.queue_id, end)))  # as in `take`
+        self._gathered_bytes += size * UNIT
         return arrivals
 
     def restart(self, queue: ConsumeQueue, index: int) -> None:

@@ -428,6 +428,25 @@ def test_long_expressions_of_waiting_pulls_count_and_are_given_back() -> None:
         assert rig.broker.parked_pulls.count == 0
 
 
+def test_pulls_that_wait_for_one_message_share_one_read(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    fill(rig, "a")
+    wires = [Wire(f"10.0.0.{number}:1") for number in range(4)]
+    for number, wire in enumerate(wires):
+        most = 32 if number < 3 else 5  # which is another read
+        assert rig.ask(pull(offset=1, sys_flag=WAITING, max_msg_nums=most), wire=wire) == []
+    filtered = Wire("10.0.0.9:1")
+    assert rig.ask(pull(offset=1, sys_flag=WAITING, subscription="c"), wire=filtered) == []
+    reads, get = [], rig.broker.store.get
+    monkeypatch.setattr(rig.broker.store, "get", lambda *given: reads.append(given[5]) or get(*given))
+    fill(rig, "b")
+    assert [bodies(answer) for wire in wires for answer in wire.take()] == ["b"] * 4
+    assert [given is None for given in reads] == [True, True, False]
+    assert filtered.take() == []
+    assert rig.broker.reader._shared is None, "bytes of the log are not held for nothing"
+    totals = rig.broker.stats.totals_out()
+    assert [(count, size > 0) for _, count, size in totals] == [(4, True)]
+
+
 def test_no_pull_waits_longer_than_the_setting_says(rig: Rig) -> None:
     assert rig.ask(pull(sys_flag=WAITING, suspend_timeout_millis=2**40)) == []
     assert rig.broker.steps.deadlines(rig.seconds) == rig.seconds + 30
