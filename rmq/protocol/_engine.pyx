@@ -130,6 +130,7 @@ cdef enum:
     FIELDS = 20
     NEEDED = 0b1111111111  # a to j
     TEXT_MAX = 8000  # characters of properties; Python looks closer from 8191 on
+    WANTED_MAX = 1024  # lanes that are asked for at once: as many as frames of a chunk
     HEAD = 88  # of a record with two IPv4 hosts: all before the body
 
 cdef struct Part:
@@ -1033,7 +1034,7 @@ cdef class Lanes:
         name = PyBytes_FromStringAndSize(topic.at, topic.size)
         found = self.table.get(_key(name, queue_id))
         if found is None:
-            if len(self.wanted) < 64:
+            if len(self.wanted) < WANTED_MAX:
                 self.wanted.add((name.decode("ascii"), queue_id))
             return -1
         lane = <Lane>found

@@ -17,7 +17,6 @@ cdef enum:
     UNITS_AHEAD = 1024  # units that are read from a queue's files at once
     AHEAD_LANES = 256  # lanes that keep such units
     PULL_KEY_MAX = 512  # bytes of the names and the expression of a lane
-    WANTED_MAX = 64
     PULL_FLAGS = 7
     PULL_COMMITS = 1
     PULL_BRINGS_EXPRESSION = 4

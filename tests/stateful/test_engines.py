@@ -20,6 +20,7 @@ from rmq.broker.produce.send import SLOW_PATH_PROPERTIES
 from rmq.broker.produce.send_answers import Answers
 from rmq.broker.send_batches import CompiledBroker
 from rmq.errors import RemoteProtocolError
+from rmq.protocol.bodies import TopicConfig
 from rmq.protocol.codes import RequestCode
 from rmq.protocol.command import Command
 from rmq.protocol.frames import encode
@@ -300,6 +301,28 @@ def test_runs_are_taken_as_runs(monkeypatch: pytest.MonkeyPatch) -> None:
         pair.give(b"".join(pair.frame(binary=binary) for _ in range(10)))
         pair.give(pair.frame(binary=binary))
     assert taken == [(10, True), (1, True)] * 2
+    pair.end()
+
+
+@HAS_COMPILED
+def test_the_lanes_of_a_whole_chunk_open_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[int] = []
+    take = CompiledBroker._take
+    monkeypatch.setattr(CompiledBroker, "_take", lambda *given: taken.append(given[1].count) or take(*given))
+    pair = Pair()
+    for side in pair.machine.sides:
+        side.broker.topics.update(TopicConfig("Wide", 300, 300))
+    fields = dict(
+        zip(SHORT, ["p", "Wide", "", "4", "", "0", str(START), "0", KEY, "0", "false"], strict=False)
+    )
+    for _ in range(3):  # the first makes the queues
+        frames = []
+        for queue_id in range(300):
+            pair.machine.opaque += 1
+            own = fields | {SHORT[4]: str(queue_id)}
+            frames.append(json_frame(310, pair.machine.opaque, 0, own, b"body", "java"))
+        pair.give(b"".join(frames))
+    assert taken == [300, 300]
     pair.end()
 
 

@@ -126,8 +126,8 @@ class Reader:
         self._filters = tables.filters
         self._offsets = tables.offsets
         self._stats = tables.stats
-        self.parked_pulls = ParkedPulls(clock, self._resume, on_deadline, self._forget_shared)
-        self._shared: tuple[tuple[str, int, int, int], tuple[GetResult, int]] | None = None
+        self._shared_reads = SharedReads(self.get)
+        self.parked_pulls = ParkedPulls(clock, self._resume, on_deadline, self._shared_reads.forget)
         self._on_pulled = on_pulled
         self._put = put
         self._now_ms = now_ms
@@ -461,7 +461,7 @@ class Reader:
                 raise unknown_topic(request.topic)
             group = self._group(request, reading)
             plan = self._plan(request, group, reading)
-            read = self.get if last else self._get_shared
+            read = self.get if last else self._shared_reads.get
             result, code = read(request, held.offset, plan, reading)
         except ResponseError as error:
             held.on_result(held, error)
@@ -474,26 +474,6 @@ class Reader:
                 return False
         held.on_result(held, (group, result, code))
         return True
-
-    def _get_shared(
-        self, request: ReadRequest, offset: int, plan: SubscriptionPlan, reading: Reading
-    ) -> tuple[GetResult, int]:
-        """As `get`, for reads that are tried in a row: those of a queue from the same offset without a filter
-        share one result."""
-        if plan.matches is not None or plan.matches_record is not None or reading.is_busy:
-            return self.get(request, offset, plan, reading)
-        place = request.topic, request.queue_id, offset, request.max_msg_nums
-        shared = self._shared
-        if shared is not None and shared[0] == place:
-            return shared[1]
-        found = self.get(request, offset, plan, reading)
-        if found[1] != MOVED:  # which is corrected for each
-            self._shared = place, found
-        return found
-
-    def _forget_shared(self) -> None:
-        """The row of tries is over: the queue may grow, and bytes of the log are not held for nothing."""
-        self._shared = None
 
     def is_of_another_topic(self, request: ReadRequest) -> bool:
         """True if the offset belongs to another topic of that name: to one that was deleted since."""
@@ -559,6 +539,35 @@ class Reader:
             self._put(record)
         except StoreError as error:
             log.warning("the event of a moved offset is lost: %s", error)
+
+
+class SharedReads:
+    """Reads that are tried in a row: those of a queue from the same offset without a filter share one result
+    of `get`."""
+
+    def __init__(
+        self, get: Callable[[ReadRequest, int, SubscriptionPlan, Reading], tuple[GetResult, int]]
+    ) -> None:
+        self._get = get
+        self._last: tuple[tuple[str, int, int, int], tuple[GetResult, int]] | None = None
+
+    def get(
+        self, request: ReadRequest, offset: int, plan: SubscriptionPlan, reading: Reading
+    ) -> tuple[GetResult, int]:
+        """As `Reader.get`."""
+        if plan.matches is not None or plan.matches_record is not None or reading.is_busy:
+            return self._get(request, offset, plan, reading)
+        place = request.topic, request.queue_id, offset, request.max_msg_nums
+        if self._last is not None and self._last[0] == place:
+            return self._last[1]
+        found = self._get(request, offset, plan, reading)
+        if found[1] != MOVED:  # which is corrected for each
+            self._last = place, found
+        return found
+
+    def forget(self) -> None:
+        """The row of tries is over: the queue may grow, and bytes of the log are not held for nothing."""
+        self._last = None
 
 
 def _of_record(accepts: MessageFilter | None) -> Callable[[memoryview], bool] | None:
