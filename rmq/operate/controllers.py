@@ -16,7 +16,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 import anyio
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 
 from rmq.config import parse_addresses
 from rmq.controller.consensus.raft import NotLeader
@@ -249,13 +249,16 @@ class Controllers:
 
     async def drop(self, address: str) -> Outcome:
         """Remove a controller, alive or not."""
+        address = _bare(address)
         answer = await self._asked(RemoveMember(address))
         return _outcome(answer, f"{address} is dropped; {members_text(answer.controllers)}")
 
     async def add(self, address: str, seconds: float = MEMBER_SECONDS) -> Outcome:
         """Add a controller, which was started with controllerJoins=true, and wait until it is a member.
         Cancelled: the controller may become a member."""
-        (new,) = await self._ask([address])
+        (new,) = await self._ask([address if "://" in address else self._named(address)])
+        address = _bare(address)
+        new = evolve(new, address=address)
         try:
             refusal = _unfit(new) or _misplaced(new, await self._leading_soon())
         except NoLeadingController as error:
@@ -472,6 +475,11 @@ def _set(row: Mapping[str, Any]) -> ControlledSet:
     )
     in_sync = tuple(row["inSync"])
     return ControlledSet(row["cluster"], row["name"], row["epoch"], row["master"] or 0, in_sync, replicas)
+
+
+def _bare(address: str) -> str:
+    """An address without its scheme, as controllers know each other."""
+    return address.rpartition("://")[2]
 
 
 def _unfit(new: ControllerState) -> str:

@@ -172,6 +172,19 @@ async def test_a_controller_is_added_once_it_is_a_member(autojump_clock: MockClo
     assert "no member yet after 1 s" in outcome.text
 
 
+@pytest.mark.parametrize("added", ["c:1", "tls://c:1"])
+async def test_a_controller_is_added_and_dropped_by_the_name_that_the_others_use_under_tls(
+    autojump_clock: MockClock, added: str
+) -> None:
+    answers = [Answer(controllers=("a:1", "c:1")), Answer(controllers=("a:1",))]
+    states = {"tls://a:1": state("a:1", leading=True), "tls://c:1": state("c:1")}
+    table = Table(states, answers)
+    controllers = Controllers(["tls://a:1"], table.call)
+    assert (await controllers.add(added)).text.startswith("c:1 is added")
+    assert (await controllers.drop(added)).text.startswith("c:1 is dropped")
+    assert all({"address": "c:1"} in question.values() for _, question in table.asked)
+
+
 async def test_a_hand_over_takes_the_longest_log_in_sync_that_lives(autojump_clock: MockClock) -> None:
     before = state("a:1", leading=True, sets=[broker_set(4, 1, 1, 2, 3, dead=3)])
     table = Table({"a:1": before}, [Answer()])
