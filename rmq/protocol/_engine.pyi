@@ -1,4 +1,5 @@
-"""What the compiled engine offers. What is not said here is as in the functions that it stands for."""
+"""The interface of the compiled engine. Unless a docstring differs, each function behaves as its counterpart
+in Python."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from mmap import mmap
@@ -9,59 +10,55 @@ from rmq.protocol.command import Command
 SEAM: int
 
 class SendRun:
-    """Consecutive sends of one chunk that are plain: SEND_MESSAGE_V2 with an answer, no batch, in ASCII,
-    without properties of a meaning of their own, to queues that have lanes. It stands among the commands of a
-    chunk.
-    """
+    """Consecutive plain sends of one chunk: SEND_MESSAGE_V2 with a response, no batch, in ASCII, without
+    properties that need a slower path, to queues with lanes. A run stands among the commands of a chunk."""
 
     count: int
     largest: int
     """Bytes of the largest body."""
     flag: int
-    """As a command's: that of a request."""
+    """The flag of a command: that of a request."""
     account: str | None
-    """Whose name all of them bring; None for no account, and where `Lanes.is_signed` was not set."""
+    """The account of all sends; None without an account, and where `Lanes.is_signed` was not set."""
 
     def topics(self) -> list[str]:
-        """Where they go to, each once."""
+        """The topics of the sends, each once."""
 
     def signed(self) -> list[tuple[bytes, bytes, str, str]]:
-        """Of each, in their order: all that its signature or proof covers, as rmq.protocol.auth.signature
-        has it; the signature or proof that it brings; and of a proof nonce and time, empty for a signature.
-        Nothing where there is no account.
-        """
+        """For each send in order: the bytes that its signature or proof covers, as in
+        rmq.protocol.auth.signature; the signature or proof; nonce and time of a proof, empty for a signature.
+        Empty without an account."""
 
     def __len__(self) -> int:
-        """How many: `count`."""
+        """The number of sends: `count`."""
 
     def placed(self) -> list[tuple[int, int, int]]:
-        """Once they are put, (queue id, physical offset, queue offset) of each."""
+        """(queue id, physical offset, queue offset) of each send, once the run is put."""
 
     def commands(self) -> list[Command]:
-        """The sends one by one, for the long way."""
+        """The sends as commands, for the slower path."""
 
     def replies(
         self, json_parts: tuple[bytes, ...], binary_fields: bytes, language: int, version: int
     ) -> bytes:
-        """The frames of the answers that say that all are stored, each in the form of its request.
+        """The frames of the responses for stored sends, each in the form of its request.
 
-        `json_parts` are what stands before, between and after queue id, physical offset, queue offset and
-        opaque; `binary_fields` what stands before the physical offset.
+        `json_parts` are the parts before, between and after queue id, physical offset, queue offset and
+        opaque; `binary_fields` is the part before the physical offset.
         """
 
 class Lanes:
-    """The queues that plain sends may go to. Whoever changes what holds for a queue calls `clear`, and runs
-    that were made before go the long way.
-    """
+    """The queues that accept plain sends. A caller that changes a fact about a queue calls `clear`, and
+    earlier runs take the slower path."""
 
     suffix: bytes
-    """Stored after each one's properties."""
+    """Stored after the properties of each message."""
     is_indexed: bool
-    """Whether `commit` gives entries for the index."""
+    """True if `commit` returns entries for the index."""
     is_open: bool
-    """Whether there may be runs at all."""
+    """True if runs are made at all."""
     is_signed: bool
-    """Whether runs are of one account each, and know what is signed; else only sends that are not signed are
+    """True if runs are of one account each, and keep the signed bytes; otherwise only unsigned sends are
     plain."""
 
     def __init__(
@@ -74,9 +71,8 @@ class Lanes:
         pulls: PullLanes | None = None,
     ) -> None:
         """`rare` are the names of properties that no plain send has, `sender_flags` the bits of the sys flag
-        that it may have, the other two those that tell of hosts. With the lanes of `pulls`, `split` makes
-        their runs too.
-        """
+        that it may have, the other two the bits for hosts. With the lanes of `pulls`, `split` makes their
+        runs too."""
 
     def add(self, queue: Any, sys_flag: int) -> None:
         """Open the lane of a ConsumeQueue; its records get these bits too."""
@@ -86,16 +82,16 @@ class Lanes:
 
     @property
     def wants_more(self) -> bool:
-        """Whether `take_wanted` would give any."""
+        """True if `take_wanted` would return any."""
 
     def take_wanted(self) -> set[tuple[str, int]]:
-        """Queues without a lane, as (topic, queue id), that sends went to since the last call; not all."""
+        """Queues without a lane, as (topic, queue id), of sends since the last call; not all of them."""
 
     def split(
         self, data: bytes, max_frame: int, max_header: int, most: int
     ) -> tuple[list[Command], int, int]:
-        """As `rmq.protocol.frames.split_frames`, with a SendRun or PullRun in place of each run; and how many
-        frames."""
+        """Split frames as `rmq.protocol.frames.split_frames` does, with a SendRun or PullRun in place of each
+        run, and count the frames."""
 
     def put(
         self,
@@ -107,36 +103,37 @@ class Lanes:
         born_host: bytes,
     ) -> bytes | None:
         """The records of a run, for the log at `position`, in whose file `left` bytes are left; None when the
-        run has to go the long way. More runs may follow at the log's next place, then `commit` or `rollback`.
-        """
+        run must take the slower path. More runs may follow at the log's next place, then `commit` or
+        `rollback`."""
 
     def counts(self) -> list[tuple[str, int, int]]:
-        """Of the runs that are being put: (topic, messages, bytes) for each of its queues."""
+        """(topic, messages, bytes) for each queue of the runs that are being put."""
 
     def commit(self, now: int) -> tuple[list[tuple[Any, int, bytes]], Rows | None]:
-        """The runs are in the log: what their queues get, as (queue, how many, units), and the index."""
+        """Note that the runs are in the log; return the entries of their queues, as (queue, number, units),
+        and of the index."""
 
     def rollback(self) -> None:
-        """The runs are not in the log."""
+        """Note that the runs are not in the log."""
 
 class Rows:
     """Rows for the index, (key hash, physical offset, store timestamp) each, in the order of the log."""
 
     records: int
-    """Of how many records they are; some may have none."""
+    """The number of their records, of which some may have no rows."""
 
     def __len__(self) -> int:
-        """How many rows."""
+        """The number of rows."""
 
     @overload
     def __getitem__(self, at: int) -> tuple[int, int, int]: ...
     @overload
     def __getitem__(self, at: slice) -> Rows: ...
     def split(self, records: int) -> tuple[Rows, Rows]:
-        """Those of the first so many records, and the others. These rows are not to be used any more."""
+        """The rows of the first `records` records, and the other rows. Do not use this object afterwards."""
 
 def key_rows(entries: Sequence[tuple[str, tuple[str, ...], int, int] | Rows]) -> Rows:
-    """As `rmq.store.files.index.KeyHash.rows`; entries may be rows already."""
+    """Same as `rmq.store.files.index.KeyHash.rows`; entries may be rows already."""
 
 def pack_entries(
     view: memoryview,
@@ -147,7 +144,7 @@ def pack_entries(
     begin: int,
     entries_at: int,
 ) -> tuple[int, int]:
-    """As `rmq.store.files.index.pack_entries`."""
+    """Same as `rmq.store.files.index.pack_entries`."""
 
 def build_batch(
     batch: bytes,
@@ -160,10 +157,10 @@ def build_batch(
     is_indexed: bool,
     is_marked: bool,
 ) -> tuple[bytes, list[int], bytes, Rows | None] | None:
-    """As `rmq.protocol.record.build_batch`: the records, their physical offsets, the units of their queue,
-    and their rows for the index where it `is_indexed`. `is_marked`: the suffix has tags or keys. None for a
-    batch that is not plain: not whole, to a topic or with properties that are not ASCII, or long.
-    """
+    """Build a batch as `rmq.protocol.record.build_batch` does: the records, their physical offsets, the units
+    of their queue, and their rows for the index if it `is_indexed`. `is_marked`: the suffix has tags or keys.
+    None for a batch that is not plain: not whole, with a topic or properties that are not ASCII, or too
+    long."""
 
 def batch_ids(prefix: bytes, positions: list[int]) -> bytes:
     """The offset message ids of a batch, separated by commas; each begins with `prefix`."""
@@ -177,47 +174,45 @@ def choose(
     most_old: tuple[int, int],
     matches: Callable[[int], bool] | None,
 ) -> tuple[int, int, int, int, int, list[tuple[int, int]]]:
-    """As `rmq.store.reader.choose`."""
+    """Same as `rmq.store.reader.choose`."""
 
 def gather(view: memoryview, first: int, ranges: list[tuple[int, int]], total: int) -> bytes | None:
     """The bytes of ranges of addresses, `total` of them, from a view that begins at the address `first`; None
-    when they are not all in it."""
+    when some of them are outside of the view."""
 
 # Pulls in runs; they are in `_pulls.pxi`.
 
 class PullRun:
-    """Consecutive pulls of one chunk that are plain, 32 at most: in JSON and ASCII, from queues that have
-    lanes and hold the wanted offset, of clients of one language. It stands among the commands of a chunk.
-    """
+    """Consecutive plain pulls of one chunk, 32 at most: in JSON and ASCII, from queues that have lanes and
+    the wanted offset, of clients of one language. A run stands among the commands of a chunk."""
 
     count: int
     flag: int
-    """As a command's: that of a request."""
+    """The flag of a command: that of a request."""
     commits: bool
-    """Whether any of them commits an offset."""
+    """True if any of them commits an offset."""
     language: str
 
     def __len__(self) -> int:
-        """Their number: `count`."""
+        """The number of pulls: `count`."""
 
     def commands(self, first: int = 0) -> list[Command]:
-        """The pulls from number `first` on one by one, for the long way."""
+        """The pulls from number `first` on as commands, for the slower path."""
 
     def committed(self, first: int, stop: int) -> list[tuple[int, str, str, int, int]]:
-        """Of the pulls from number `first` to before `stop` that commit an offset: (number, group, topic,
-        queue id, offset)."""
+        """The commits of the pulls from number `first` to before `stop`: (number, group, topic, queue id,
+        offset)."""
 
     def given(self, first: int, stop: int) -> list[tuple[str, str, int, int, int]]:
-        """Of the pulls from number `first` to before `stop`, which are answered: (topic, group, queue id,
-        messages, bytes)."""
+        """The answered pulls from number `first` to before `stop`: (topic, group, queue id, messages,
+        bytes)."""
 
 class PullLanes:
-    """The queues that plain pulls may read. Of all that a lane rests on, settings and refusals of the broker
-    are not compared at each pull: when they change, `clear` is called, and earlier runs go the long way.
-    """
+    """The queues that plain pulls may read. The lanes do not check settings and refusals of the broker at
+    each pull: when these change, the broker calls `clear`, and earlier runs take the slower path."""
 
     is_open: bool
-    """Whether runs are made at all; not before the first `reset`."""
+    """True if runs are made at all; false before the first `reset`."""
 
     def __init__(
         self,
@@ -249,21 +244,22 @@ class PullLanes:
         """Open a lane for a ConsumeQueue, whose `key` is (topic, queue id), as a group reads it: with an
         expression of TAG in each pull, or with None and the `subscription` and message model of the group's
         members, of that version. `group` and `topic` are the rows of their tables. Only messages with one of
-        the tags codes are given; None: all."""
+        the tags codes are returned; None: all."""
 
     def reset(self, is_open: bool, reads_slaves: bool) -> None:
         """Close all lanes, and set whether runs are made from now on, and whether answers suggest the broker
-        that the group's configuration names."""
+        in the group's configuration."""
 
     def clear(self) -> None:
         """Close all lanes."""
 
     @property
     def wants_more(self) -> bool:
-        """Whether `take_wanted` would return any."""
+        """True if `take_wanted` would return any."""
 
     def take_wanted(self) -> list[tuple[str, str, int, str | None]]:
-        """(group, topic, queue id, expression) of pulls without a lane since the last call; not all."""
+        """(group, topic, queue id, expression) of pulls without a lane since the last call; not all of
+        them."""
 
     def answer(
         self,
@@ -275,45 +271,46 @@ class PullLanes:
         bounds: tuple[int, int, int, int, int, int, int],
         reach: int | None,
     ) -> tuple[int, list[bytes | memoryview]]:
-        """Answer pulls of a run from number `at` on. The result is the number of the first that was not
-        answered, and the bytes of all answers. A pass ends after about a MiB of messages, and before a pull
-        that has to go the long way.
+        """Answer pulls of a run from number `at` on. The result is the number of the first pull without an
+        answer, and the bytes of all answers. A pass ends after about a MiB of messages, and before a pull
+        that must take the slower path.
 
         `tables` are the groups, the topics, a function from a group's name to its members, and a dictionary
-        that gets the queues in which messages behind `reach` wait, a physical offset, as in
-        `StoreView.get`. `bounds` are the bytes of the log that count as being in memory, the most messages
-        and bytes in memory and on disk, and the most messages and bytes of a pull."""
+        that gets the queues in which messages behind `reach` wait, a physical offset, as in `StoreView.get`.
+        `bounds` are the bytes of the log that count as being in memory, the most messages and bytes in memory
+        and on disk, and the most messages and bytes of a pull.
+        """
 
     def take_counts(self) -> list[tuple[str, str, int, int, int]]:
-        """(group, topic, pulls, messages, bytes) that were answered since the last call."""
+        """(group, topic, pulls, messages, bytes) of the pulls answered since the last call."""
 
 # Of a client; they are in `_client.pxi`.
 
 def place_in(mapping: mmap, view: memoryview) -> int:
-    """Where in a mapping the bytes of a view begin; -1 when they are not all in it."""
+    """The place in a mapping where the bytes of a view begin; -1 when some of them are outside of it."""
 
 class PulledReader:
-    """Reads pulled messages, as the functions of `rmq.client.consume.message_view` that it stands for."""
+    """Reads pulled messages, as the functions of `rmq.client.consume.message_view` do."""
 
     def __init__(self, kind: type[Any], alike: Any, unique_key: str, magic: int) -> None:
-        """`kind` is the class of pulled messages in Python, `alike` the AlikeProperties that it reads by."""
+        """`kind` is the class of pulled messages in Python, `alike` its AlikeProperties."""
 
     def messages(
         self, buffer: bytes, broker_name: str, window: Any, kind: type[Any]
     ) -> tuple[list[Any], int]:
-        """The messages, of the class `kind`, and where those end that can be read."""
+        """The messages, of the class `kind`, and the end of the readable ones."""
 
     def body(self, message: Any) -> bytes:
-        """As PulledMessage.body."""
+        """Same as PulledMessage.body."""
 
     def properties(self, message: Any) -> dict[str, str]:
-        """As PulledMessage.properties."""
+        """Same as PulledMessage.properties."""
 
     def message_id(self, message: Any) -> str:
-        """As StoredMessage.message_id."""
+        """Same as StoredMessage.message_id."""
 
 class BatchBody:
-    """The body of a batch send, which takes plain messages as they are; see `rmq.client.produce.batches`."""
+    """The body of a batch send, which takes plain messages unencoded; see `rmq.client.produce.batches`."""
 
     count: int
 
@@ -326,31 +323,32 @@ class BatchBody:
         body_most: int,
         most: int,
     ) -> None:
-        """It takes messages of exactly the class `kind`, to `topic`, whose bodies have less than `body_most`
-        bytes and whose properties have none of the names `reserved`; `most` are its own bytes."""
+        """The body takes messages of exactly the class `kind`, to `topic`, whose bodies have less than
+        `body_most` bytes and whose properties have none of the names `reserved`; `most` is the limit of its
+        own bytes."""
 
     def add(self, message: Any, unique_id: str) -> int:
-        """As BatchBody.add."""
+        """Same as BatchBody.add."""
 
     def add_encoded(self, message: bytes) -> int:
-        """As BatchBody.add_encoded."""
+        """Same as BatchBody.add_encoded."""
 
     def take(self) -> bytes:
-        """As BatchBody.take."""
+        """Same as BatchBody.take."""
 
 # Of a client; they are in `_frames.pxi`.
 
 class AnswerReader:
-    """Splits the bytes of a client's connection: answers with plain headers are made by the engine."""
+    """Splits the bytes of a client's connection: the engine makes responses with plain headers."""
 
     def __init__(self, kind: type[Command], other_language: str, json_form: int) -> None:
-        """`kind` is `Command`, `other_language` the language of a header that names none, `json_form` the
-        number of the JSON form."""
+        """`kind` is `Command`, `other_language` the language for a header without one, `json_form` the number
+        of the JSON form."""
 
     def split(
         self, data: bytes, max_frame: int, max_header: int, most: int
     ) -> tuple[list[Command], int, int]:
-        """As `rmq.protocol.frames.split_frames`; and how many frames there were."""
+        """Split frames as `rmq.protocol.frames.split_frames` does, and count them."""
 
 def frame_send(
     ends: tuple[bytes, bytes, bytes, bytes],
@@ -367,11 +365,11 @@ def frame_send(
 # Of Spark's data sources; they are in `_columns.pxi`.
 
 _Texts: TypeAlias = tuple[bytes | None, int, bytes, bytes]
-"""Which values are there, as bits, or None for all; how many are not; where each ends, as 32-bit numbers of
-this machine after a 0; the bytes of all."""
+"""The bits of the values that exist, or None for all; the number of missing values; the end of each value, as
+32-bit numbers of this machine after a 0; the bytes of all values."""
 
 def find_records(data: Any, at: int, end: int, magic: int, least: int) -> tuple[bytes, int]:
-    """As `rmq.spark.formats.records.find_records`, with the places as 64-bit numbers of this machine."""
+    """Same as `rmq.spark.formats.records.find_records`, with the places as 64-bit numbers of this machine."""
 
 def read_columns(
     data: Any,
