@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("rmq.amqp")
 
 LEASE_MS: Final = 7 * 86_400_000
-"""Seconds without a settlement after which a message is redelivered."""
+"""Time without a settlement after which a message is redelivered."""
 TAKE_MAX: Final = 32
 WAIT_SECONDS: Final = 20.0
 UNSENT_BYTES: Final = 1 << 20

@@ -133,7 +133,7 @@ OTHER_WORDS: Final[Mapping[str, Sequence[str]]] = {
     "describe": ["show"],
     "get": ["show"],
 }
-"""The name under which other tools call the command."""
+"""Word of other tools -> commands of rmq with that meaning."""
 
 
 class LazyGroup(click.Group):

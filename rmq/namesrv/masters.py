@@ -20,7 +20,7 @@ from rmq.protocol.codes import MASTER_ID
 log = logging.getLogger("rmq.namesrv")
 
 FENCE_MS: Final = 60_000
-"""Seconds after its start for which a name server waits for the last master of a name. Brokers register
+"""Time after its start for which a name server waits for the last master of a name. Brokers register
 within seconds of a name server's return, and every 60 s at least."""
 
 

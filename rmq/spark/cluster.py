@@ -38,17 +38,17 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 WAITED_FOR = (*NETWORK_ERRORS, NoRoute)
-"""What a broker that is away makes of a question about a queue that it had a moment ago."""
+"""Errors of a question about a known queue, when its broker is away."""
 ROUTES_MS = 5_000
-"""New queues are seen after so long."""
+"""Milliseconds after which new queues are seen."""
 QUESTIONS_AT_ONCE = 64
 PLACES_AT_ONCE = 8
-"""Questions that are answered with a whole message, of up to 4 MiB."""
+"""Concurrent questions whose answers are whole messages, of up to 4 MiB."""
 PAUSE_SECONDS = 0.2
 
 
 def client_of(options: ConnectOptions, **settings: Any) -> Client:
-    """A client of the cluster that the options name. Raises ConfigError."""
+    """A client of the cluster in the options. Raises ConfigError."""
     timeout = options.request_timeout_ms
     ours = {"mqClientApiTimeout": timeout, "pollNameServerInterval": ROUTES_MS}
     config = evolve(options.client_config(**ours), **settings)
@@ -83,7 +83,7 @@ class Loop:
 
 
 class BrokersAway(RmqError):
-    """Brokers that must be there are not registered at the name servers, and did not come back in time."""
+    """Required brokers are not registered at the name servers, and did not come back in time."""
 
     retriable = True
     hint = "start them and run it again: nothing is lost"
@@ -93,7 +93,7 @@ def with_brokers(
     loop: Loop, client: Client, brokers: Set[str], patience: float, question: Callable[[], T]
 ) -> T:
     """The result of a query to all brokers, if the same brokers were registered before and after it. Retries
-    for `patience` seconds; after that raises BrokersAway, or the error of the last attempt."""
+    for `patience` seconds, and raises BrokersAway, or the error of the last attempt, after that."""
     deadline = time.monotonic() + patience
     while True:
         try:
@@ -122,7 +122,7 @@ def masters_away(brokers: Iterable[str]) -> BrokersAway:
 
 
 def brokers_away(brokers: Iterable[str]) -> BrokersAway:
-    """The error that names them."""
+    """The error that names brokers that are away."""
     names = ", ".join(sorted(brokers))
     return BrokersAway(f"not registered at the name servers, and waited for: {names} (pullTimeoutMs)")
 
@@ -143,9 +143,10 @@ class Cluster:
         self._by_slaves: set[str] = set()
         """Brokers whose slaves may have given some answer of the present query."""
         self._given_up: set[str] = set()
-        """Brokers whose masters were waited for in vain; a later query does not wait for them again."""
+        """Brokers whose masters did not come in an earlier wait; a later query does not wait for them
+        again."""
         self._without_places: set[str] = set()
-        """Brokers whose answers about queues lack store times, or that do not give them."""
+        """Brokers whose answers about queues lack store times, or that do not answer such questions."""
         self._skipped: set[str] = set()
         """Brokers that are away and were named in a warning."""
         self._client: Client
@@ -174,12 +175,12 @@ class Cluster:
         patient: bool = False,
         skips: bool = False,
     ) -> list[MessageQueue]:
-        """The queues of the topics that the options choose, according to the name servers.
+        """The queues of the options' topics, by the name servers.
 
         Waits for `brokers` and requireBrokers, and for brokers that have queues in `expected`: name servers
         forget a stopped broker with its queues. Raises BrokersAway when they do not come; NoRoute for a
         missing topic of the options, when `patient` or when brokers are expected only after a while. With
-        `skips` the others are not waited for.
+        `skips` it does not wait for other brokers.
         """
         required = frozenset(brokers) | self._options.required_brokers
         if self._options.require_masters:
@@ -194,13 +195,12 @@ class Cluster:
         skips: bool = False,
         needs_masters: bool = False,
     ) -> dict[MessageQueue, tuple[int, int]]:
-        """For each queue the offset of its oldest message and the one that its next message will get.
+        """For each queue the offset of its oldest message and the offset of its next message.
 
-        An end that a slave gives is a lower bound. It will do where it is not before `reached`, an offset
-        that the queue had; else, and always without `reached`, the master is waited for. After that the end
-        is that of the slave, or `reached`. Raises BrokersAway where a required broker has no master, and with
-        `needs_masters` where any broker has none. With `skips` the result lacks the queues of brokers that do
-        not answer.
+        The end of a slave is a lower bound. It is used if it is not before `reached`, an offset that the
+        queue had; else, and always without `reached`, the query waits for the master. After the wait the end
+        is the slave's, or `reached`. Raises BrokersAway if a required broker, or with `needs_masters` any
+        broker, has no master. With `skips` the result lacks the queues of brokers that do not answer.
         """
         required = list(queues)
         found = self._by_masters(
@@ -216,16 +216,16 @@ class Cluster:
 
     @property
     def has_old_secret(self) -> bool:
-        """Whether the file of the secret has another one now. Raises ConfigError when it cannot be read."""
+        """True if the file of the secret has another one now. Raises ConfigError when it cannot be read."""
         return bool(self._options.secret_key_file) and self._options.credentials() != self._credentials
 
     @property
     def skipped(self) -> frozenset[str]:
-        """Brokers that were away at the last query and were not waited for."""
+        """Brokers that were away at the last query, which did not wait for them."""
         return frozenset(self._skipped)
 
     def is_of_slave(self, queue: MessageQueue) -> bool:
-        """Whether a slave may have given an answer of the last query for this queue's broker."""
+        """True if a slave may have given an answer of the last query for this queue's broker."""
         return queue.broker_name in self._by_slaves
 
     def _by_masters(
@@ -260,14 +260,15 @@ class Cluster:
         return found
 
     def places(self, offsets: Mapping[MessageQueue, int]) -> Places:
-        """Where the message before each of these offsets stands; without those that brokers do not give."""
+        """The place of the message before each of these offsets, without the places that brokers do not
+        know."""
         found = self._ask(
             lambda queue: self._place(queue, offsets[queue] - 1), offsets, at_once=PLACES_AT_ONCE
         )
         return {queue: place for queue, place in found.items() if place is not None}
 
     def at_time(self, queues: Iterable[MessageQueue], timestamp_ms: int) -> Offsets:
-        """For each queue the offset of the first message stored then or later."""
+        """For each queue the offset of the first message stored at that time or later."""
 
         async def search(queue: MessageQueue) -> int:
             return await self._consumer.search_offset(queue, timestamp_ms)
@@ -276,7 +277,7 @@ class Cluster:
 
     def left_behind(self) -> frozenset[str]:
         """Brokers that took messages of the topics, left the name servers without a drain, and did not come
-        back, as far as the name servers tell: RocketMQ's do not."""
+        back; only rmq's name servers report them."""
         report = self._loop.call(self._patiently, self._client.admin.cluster_report)
         options, pattern = self._options, self._options.topic_pattern
         return frozenset(
@@ -288,11 +289,11 @@ class Cluster:
         )
 
     def committed(self, queues: Iterable[MessageQueue]) -> dict[MessageQueue, int | None]:
-        """Where the group goes on in each queue; None where it never was."""
+        """The group's consumer offset in each queue; None without one."""
         return self._ask(lambda queue: self._consumer.committed(queue), queues)
 
     def recorded(self, queues: Iterable[MessageQueue]) -> dict[MessageQueue, int | None]:
-        """The same from the brokers' own tables, which do not say 0 of what was never committed."""
+        """The offsets in the brokers' own tables, which have no 0 for queues that were never committed."""
         return self._ask(lambda queue: self._consumer.recorded(queue), queues)
 
     def commit(self, offsets: Offsets) -> None:
@@ -312,8 +313,8 @@ class Cluster:
         found = await self._known_queues(waits_for)
         deadline = anyio.current_time() + self._patience
         while missing := _missing(found, expected, brokers):
-            # A broker that is registered and, by a look at the routes after that, has no such queue is not
-            # away: there the topic was deleted, or made smaller.
+            # A broker that is registered and, by a later look at the routes, has no such queue is not
+            # away: the topic was deleted there, or made smaller.
             info = await self._patiently(self._client.admin.cluster_info)
             found = await self._known_queues(waits_for, asks_again=True)
             away = (missing & _missing(found, expected, brokers)) - info.broker_addr_table.keys()
@@ -347,7 +348,8 @@ class Cluster:
     async def _all_bounds(
         self, queues: list[MessageQueue], skips: bool
     ) -> dict[MessageQueue, tuple[int, int]]:
-        """By one request for each broker and topic, and more for queues outside of the topic."""
+        """The begins and ends of queues, by one request for each broker and topic, and more for queues
+        outside of the topic."""
         one_each = {(queue.topic, queue.broker_name): queue for queue in queues}
         tables = await self._ask_all(self._topic_bounds, list(one_each.values()), skips=skips)
         found = {queue: bounds for table in tables.values() for queue, bounds in table.items()}
@@ -362,7 +364,7 @@ class Cluster:
         self._note_slave(queue)
         try:
             return await self._consumer.bounds(queue)
-        except ResponseError:  # of a topic that was deleted the broker may still know the queues
+        except ResponseError:  # the broker may still know the queues of a deleted topic
             return {}
 
     def _skip(self, brokers: set[str]) -> None:
@@ -379,7 +381,7 @@ class Cluster:
         return await self._consumer.min_offset(queue), await self._consumer.max_offset(queue)
 
     async def _place(self, queue: MessageQueue, offset: int) -> QueueOffset | None:
-        """Where a message stands. Our brokers say so by themselves; of others the message is pulled."""
+        """The place of a message. rmq's brokers return it; from other brokers the message is pulled."""
         master = self._consumer.master(queue)
         if master is not None and queue.broker_name not in self._without_places:
             try:
@@ -452,14 +454,14 @@ class Cluster:
 def _missing(
     found: Iterable[MessageQueue], expected: Iterable[MessageQueue], brokers: Iterable[str]
 ) -> set[str]:
-    """Brokers that lack a queue of a topic in `expected`, and of `brokers` those without any queue."""
+    """Brokers that lack a queue of a topic in `expected`, and brokers of `brokers` without any queue."""
     there = {(queue.topic, queue.broker_name) for queue in found}
     missing = {queue.broker_name for queue in expected if (queue.topic, queue.broker_name) not in there}
     return missing | set(brokers).difference(broker for _, broker in there)
 
 
 def _matching(pattern: str, topics: Iterable[str]) -> list[str]:
-    """Topics that the whole pattern matches; RocketMQ's own and retry topics only when it names a `%`."""
+    """Topics that the whole pattern matches; RocketMQ's own and retry topics only for a pattern with `%`."""
     matches = re.compile(pattern).fullmatch
     plain = (topic for topic in topics if "%" in pattern or not topic.startswith("%"))
     return sorted(topic for topic in plain if matches(topic) and topic not in NOT_SENDABLE_TOPICS)

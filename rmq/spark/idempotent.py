@@ -1,13 +1,13 @@
 """Idempotent writes: the key of a write, the numbers of a task's rows, and their brokers in each run of the
 task.
 
-A broker stores a row once if it comes again with its number, from the same producer, to the same broker. The
-producer is the task, in any attempt; rows are numbered in order. The broker of a row is computed from its
-number and from the names of the brokers, so the names must stay the same, also while a broker is away.
+A broker stores a row once if the same producer repeats it with its number at the same broker. The producer is
+the task, in any attempt; rows are numbered in order. The broker of a row is computed from its number and from
+the names of the brokers, so the names must stay the same, also while a broker is away.
 
 Inside of foreachBatch the key of a write is the query, the batch, and the number of the write among those of
-the batch with the same target and columns. Spark tells tasks the query and the batch, and nobody the number:
-so the end of a write is noted in a file of the driver's machine, and the next write brings the notes along.
+the batch with the same target and columns. Spark gives tasks the query and the batch, but not the number: so
+the end of a write is noted in a file of the driver's machine, and the next write gets the notes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from rmq.files import replace_file
 from rmq.message import MessageQueue
 
 BLOCK_ROWS: Final = 8192
-"""Consecutive rows that go to one broker, where they do not choose theirs."""
+"""Consecutive rows that go to one broker, if they choose no queue."""
 PREFIX_MAX: Final = 100
 
 
@@ -61,7 +61,7 @@ def producer_id(prefix: str, queue: MessageQueue | None) -> str:
 # --- the writes of a batch ---
 
 KEPT_SECONDS: Final = 7 * 86400.0
-"""Notes of queries that are older are deleted."""
+"""Age of queries, in seconds, above which their notes are deleted."""
 Notes = Mapping[str, Mapping[str, int]]
 """Attempt of a batch -> label of a write -> number of such writes that have ended."""
 
@@ -95,7 +95,7 @@ def notes_folder() -> Path:
 
 
 def read_notes(folder: Path) -> Notes:
-    """The ended writes of each batch that is under way. What is no note is passed over."""
+    """The ended writes of each batch in progress. Lines that are not notes are ignored."""
     found: dict[str, dict[str, int]] = {}
     for path in folder.glob("*.json"):
         try:
@@ -109,7 +109,7 @@ def read_notes(folder: Path) -> Notes:
 
 def note_write(folder: Path, batch: MicroBatch, label: str) -> None:
     """Note the end of a write, in a file of its query and label: other writes may end at the same time.
-    Raises ConfigError where the folder cannot be written."""
+    Raises ConfigError if the folder cannot be written."""
     count = read_notes(folder).get(batch.attempt, {}).get(label, 0) + 1
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -138,11 +138,11 @@ class BrokerPartitioner:
 
     @property
     def are_of_one_broker(self) -> bool:
-        """Whether there is no other broker."""
+        """True if there is only one broker."""
         return len(self._names) == 1
 
     def queue(self, producer: str, number: int) -> MessageQueue:
-        """A queue of the row's broker; any queue will do, so they take turns."""
+        """A queue of the row's broker; any queue is right, so the queues take turns."""
         block = f"{producer}/{number // BLOCK_ROWS}"
         broker = self._names[zlib.crc32(block.encode()) % len(self._names)]
         self._turns[broker] += 1

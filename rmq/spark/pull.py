@@ -1,8 +1,8 @@
 """Reading ranges of a broker's queues as Arrow batches, by pulls whose records are decoded many at once.
 
-The ranges are cut into slices, and some slices are pulled at the same time over a single connection, for a
-broker limits a response (32 messages or 256 KiB by default), as long as the pulled and untaken bytes are
-within a budget. The output is in the ranges' order, without gaps except filtered messages.
+The ranges are cut into slices. A broker limits a response (32 messages or 256 KiB by default), so some slices
+are pulled at the same time over a single connection, as long as the pulled and untaken bytes are within a
+budget. The output is in the ranges' order, without gaps except filtered messages.
 """
 
 from __future__ import annotations
@@ -39,24 +39,24 @@ from rmq.spark.runtime import prepare_worker
 
 REMOVING = "MESSAGE_WAS_REMOVING"
 PASSING = (*NETWORK_ERRORS, NoRoute, SystemBusy, ServiceNotAvailable)
-"""What may be over soon. NoRoute: name servers forget a broker when it stops."""
+"""Errors that may be temporary. NoRoute: name servers forget a broker when it stops."""
 PAUSE_SECONDS = 0.05
 FILTERED_SLICE = 8
-"""A filtered pull may look at many messages for few: slices are so many times longer then."""
+"""Factor for the length of slices with a filter: a filtered pull may look at many messages and return few."""
 GROW_AFTER = 16
-"""Answers in a row that gave all that was asked for, after which more is asked for."""
+"""Full answers in a row after which pulls request more."""
 BUDGET_BATCHES = 4
-"""Arrow batches whose bytes may be pulled ahead, or be on their way."""
+"""Arrow batches whose bytes may be pulled ahead, or be in flight."""
 _CLIENTS_MAX = 4
 _OFFSET_AT = 20
-"""Where a record has its queue offset (see rmq.protocol.record)."""
+"""The place of the queue offset in a record (see rmq.protocol.record)."""
 
 log = logging.getLogger(__name__)
 
 
 _clients: dict[tuple[ReadOptions, Credentials | None], tuple[Loop, PullConsumer]] = {}
-"""What this process has open for its next tasks, if it is one of Spark's workers. A file with another secret
-than before makes another client."""
+"""Consumers that this process, a worker of Spark, keeps open for its next tasks. Another secret in a file
+makes another client."""
 
 
 def read_ranges(
@@ -84,7 +84,7 @@ def read_ranges(
 
 @contextmanager
 def _consumer(options: ReadOptions, *, is_kept: bool) -> Iterator[tuple[Loop, PullConsumer]]:
-    """A consumer and its loop; `is_kept` for the next block, unless this one ends in an error."""
+    """A consumer and its loop; `is_kept` for the next block, unless this block ends in an error."""
     key = options, options.credentials()
     opened = _clients.pop(key, None) if is_kept else None
     if opened is None:
@@ -98,7 +98,7 @@ def _consumer(options: ReadOptions, *, is_kept: bool) -> Iterator[tuple[Loop, Pu
     try:
         yield opened
         is_good = True
-    except GeneratorExit:  # nobody wants more
+    except GeneratorExit:  # no task wants more
         is_good = True
         raise
     finally:
@@ -132,7 +132,7 @@ def _decoded(
 
 
 def _placed(error: CorruptRecord, data: bytes, broker_name: str) -> CorruptRecord:
-    """The same error with the place where the user finds the message, and with what he can do."""
+    """The error with the place of the message for the user, and the remedy."""
     try:
         message = decode_record(data, error.offset, check_crc=False, decompressed=False)
     except CorruptRecord:
@@ -144,14 +144,14 @@ def _placed(error: CorruptRecord, data: bytes, broker_name: str) -> CorruptRecor
 
 @define(eq=False)
 class _Slice:
-    """A part of a range, and what has been pulled of it and not been taken."""
+    """A part of a range, with the pulled bytes that are not taken yet."""
 
     queue: MessageQueue
     start: int
     stop: int
     parts: list[bytes | memoryview] = field(factory=list)
     starts: list[Any] = field(factory=list)
-    """Where records begin in each part."""
+    """The begins of the records in each part."""
     size: int = 0
     error: Exception | None = None
     is_done: bool = False
@@ -172,9 +172,9 @@ class RangeReader:
         self._held = 0
         """Bytes that are pulled and not taken."""
         self._coming = 0
-        """Bytes that pulls under way are expected to bring."""
+        """Expected bytes of pulls in flight."""
         self._answer_bytes = 0
-        """What one of them is expected to; 0: no answer has come yet."""
+        """Expected bytes of one pull; 0 before the first answer."""
         self._changed = anyio.Event()
         self._filtered = options.is_filtered
         self._stride = options.pull_batch
@@ -196,10 +196,11 @@ class RangeReader:
             await self._tasks.__aexit__(None, None, None)
 
     async def next(self) -> tuple[bytes, np.ndarray[Any, Any]] | None:
-        """The next records, back to back, and where each begins: about `batchRows` or `batchBytes` of them;
-        None at the end.
+        """The next records, back to back, and their begins: about `batchRows` or `batchBytes` of them; None
+        at the end.
 
-        Raises what a pull raised, at the place where its records would have come."""
+        Raises the error of a pull at the place of its records.
+        """
         options = self._options
         parts: list[bytes | memoryview] = []
         starts: list[Any] = []
@@ -226,7 +227,7 @@ class RangeReader:
         return (b"".join(parts), np.concatenate(starts)) if parts else None
 
     def _fill(self) -> None:
-        """Have as many slices under way as may be: one until an answer says how much they give."""
+        """Keep as many slices in flight as allowed: one until an answer shows its size."""
         length = self._stride * (FILTERED_SLICE if self._filtered else 1)
         most = self._options.pulls_in_flight if self._answer_bytes else 1
         while self._rest and len(self._slices) < most:
@@ -254,10 +255,10 @@ class RangeReader:
                 finally:
                     self._coming -= expected
                 if not self._filtered and one is self._slices[-1] and one.stop - at > self._stride:
-                    self._requeue(one.queue, at, one.stop)  # to be pulled side by side
+                    self._requeue(one.queue, at, one.stop)  # to be pulled in parallel
                     one.stop = at
                 self._wake()
-        except Exception as error:  # for whoever takes the slice
+        except Exception as error:  # for the task that takes the slice
             one.error = error
         finally:
             one.is_done = True
@@ -273,7 +274,7 @@ class RangeReader:
         self._changed = anyio.Event()
 
     async def _advance(self, one: _Slice, at: int) -> int:
-        """One pull; where the slice goes on."""
+        """Make one pull; return the offset at which the slice continues."""
         asked = min(one.stop - at, self._options.pull_batch)
         answer = await self._pull(one.queue, at, asked)
         self._answer_bytes = max(len(answer.body), self._answer_bytes * 7 // 8, 1)
@@ -309,7 +310,7 @@ class RangeReader:
             await anyio.sleep(PAUSE_SECONDS)
 
     def _take(self, one: _Slice, at: int, asked: int, answer: RawPull) -> int:
-        """Keep the records of an answer that belong to the slice; where it goes on."""
+        """Keep the records of an answer that belong to the slice; return the offset at which it continues."""
         body = answer.body
         starts = record_starts(body)
         offsets = queue_offsets(body, starts)
@@ -351,13 +352,14 @@ class RangeReader:
                 self._full_answers = 0
 
     def _passed_over(self, one: _Slice, at: int, ahead: int, answer: RawPull) -> int:
-        """A filter left messages out; but what is older than the oldest may have been wanted."""
+        """Note messages that a filter left out; messages below the queue's oldest offset may have been
+        wanted."""
         if answer.min_offset > at:
             self._missing(one, at, min(answer.min_offset, ahead), answer)
         return ahead
 
     def _missing(self, one: _Slice, at: int, ahead: int, answer: RawPull) -> int:
-        """Messages [at, ahead) are not all there. Raises DataLoss unless they are to be skipped."""
+        """Check the missing messages of [at, ahead). Raises DataLoss unless losses are to be skipped."""
         queue = one.queue
         loss = (
             f"{queue.topic} on {queue.broker_name} queue {queue.queue_id}: of messages {at} to {ahead - 1}"

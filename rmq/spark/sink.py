@@ -77,7 +77,7 @@ if TYPE_CHECKING:
 
 
 BYTES_AT_ONCE: Final = 16 * MIB
-"""Rows of an Arrow batch above which it is written in parts."""
+"""Bytes of an Arrow batch above which it is written in parts."""
 PAUSE_SECONDS: Final = 0.2
 OTHER_ROW: Final = "has sent another as number"
 """Words in the refusal of a broker that has another row of that number; any other refusal is about the

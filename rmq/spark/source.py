@@ -1,7 +1,7 @@
 """Reading topics in batches and streams: the plans, made in the driver. See `pull` for the tasks.
 
 A read is exact because a range [start, stop) of a queue is always the same messages: Spark keeps the ranges
-in its checkpoint, and whatever of a range is missing raises DataLoss (or is skipped and logged).
+in its checkpoint, and missing messages of a range raise DataLoss (or are skipped and logged).
 """
 
 from __future__ import annotations
@@ -46,24 +46,24 @@ try:
     )
 
     TELLS_START: bool = True
-    """Whether Spark says from where on when it asks a stream where it ends: from 4.2 on."""
+    """True if Spark gives the begin when it asks a stream for its end: from 4.2 on."""
 except ImportError:
     TELLS_START = False
 
     class ReadLimit:  # type: ignore[no-redef]
-        """How much a batch may have."""
+        """Limit of a batch."""
 
     class ReadAllAvailable(ReadLimit):  # type: ignore[no-redef]
-        """All that is there."""
+        """No limit: all present messages."""
 
     @frozen
     class ReadMaxRows(ReadLimit):  # type: ignore[no-redef]
-        """So many messages."""
+        """A limit in messages."""
 
         max_rows: int
 
     class SupportsTriggerAvailableNow:  # type: ignore[no-redef]
-        """Nothing: Spark itself ends at what was there."""
+        """Stand-in without effect: this version of Spark itself ends at the messages of the start."""
 
 
 if TYPE_CHECKING:
@@ -71,10 +71,11 @@ if TYPE_CHECKING:
 
 
 POLL_SECONDS: Final = 0.1
-"""Spark asks for new messages without a pause; this is the pause. It doubles when nothing came."""
+"""Pause between Spark's queries for new messages, in seconds, since Spark makes none. It doubles when no
+message came."""
 POLL_SECONDS_MAX: Final = 1.6
 JOIN_ABOVE: Final = 16
-"""So many queues are a task each, however few messages they have."""
+"""Number of queues up to which each queue is a task, however few messages they have."""
 JOIN_RECORDS: Final = 20_000
 """Messages that cost about as much to read as a task to start (40 ms)."""
 
@@ -100,13 +101,13 @@ def _read(
 ) -> Iterator[pa.RecordBatch]:
     from rmq.spark.pull import read_ranges
 
-    if partition is None or partition.value is None:  # what Spark makes of an empty list of partitions
+    if partition is None or partition.value is None:  # Spark's replacement for an empty list of partitions
         return iter(())
     return renamed(read_ranges(options, partition.value, own_names(schema)), schema)
 
 
 def _partitions(found: Plan, options: ReadOptions) -> list[InputPartition]:
-    """The tasks of a plan. Raises DataLoss where something is lost, unless it is to be skipped."""
+    """The tasks of a plan. Raises DataLoss for lost messages, unless losses are to be skipped."""
     if found.losses and options.fail_on_data_loss:
         raise lost(found.losses)
     for loss in found.losses:
@@ -123,7 +124,7 @@ def _partitions(found: Plan, options: ReadOptions) -> list[InputPartition]:
 
 
 def _up_to(target: Offsets, known: Offsets, end: Offsets) -> Offsets:
-    """`end` without what came after `target`, except that nothing goes back behind `known`."""
+    """`end` without the messages after `target`, but never before `known`."""
     return {
         queue: max(min(offset, target.get(queue, 0)), min(offset, known.get(queue, 0)))
         for queue, offset in end.items()
@@ -151,17 +152,18 @@ class BatchReader(DataSourceReader):
 
 
 class PushdownBatchReader(BatchReader):
-    """One batch, of which only that is read which Spark's filters may let through.
+    """One batch, of which only messages that may pass Spark's filters are read.
 
-    A class of its own: Spark refuses a reader that has `pushFilters`, whatever is asked of it, while its
-    setting spark.sql.python.filterPushdown.enabled is false."""
+    A class of its own: Spark refuses any reader with `pushFilters` while its setting
+    spark.sql.python.filterPushdown.enabled is false.
+    """
 
     def __init__(self, options: ReadOptions, schema: pa.Schema) -> None:
         super().__init__(options, schema)
         self._conditions = Conditions()
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
-        """Take the filters, before `partitions`; returns those that Spark has to apply itself."""
+        """Take the filters, before `partitions`; returns the filters that Spark has to apply itself."""
         self._conditions = Conditions.of(filters)
         return [each for each in filters if not is_ensured(each)]
 
@@ -183,7 +185,8 @@ class PushdownBatchReader(BatchReader):
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """A stream. Spark keeps one in the driver for as long as a query runs; copies without any state read."""
+    """A stream. Spark keeps one object in the driver for as long as a query runs; copies without any state
+    read."""
 
     def __init__(self, options: ReadOptions, schema: pa.Schema) -> None:
         self._options = options
@@ -239,7 +242,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             end = limited(begin, end, limit.max_rows)
         if end == known and not begins:
             self._poll_seconds = min(2 * self._poll_seconds, POLL_SECONDS_MAX)
-            return start  # also when it is of version 1: another text would be a batch
+            return start  # also of version 1: another text would be a batch
         self._batch_at = time.monotonic()
         self._poll_seconds = POLL_SECONDS
         moved = {
@@ -254,7 +257,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._made
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
-        """The newest offsets, for the progress of the query; with the brokers that are skipped."""
+        """The newest offsets, for the progress of the query, with the skipped brokers."""
         if self._newest is None:
             return None
         skipped = sorted(self._open().skipped)
@@ -273,11 +276,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         except BrokersAway:
             if self._options.fail_on_data_loss:
                 raise
-            bounds = self._bounds(reached=last)  # what cannot be read is skipped, and logged
+            bounds = self._bounds(reached=last)  # unreadable messages are skipped, and logged
         begins = self._begins
         if end != self._made:  # the checkpoint's batch, which another process planned
             begins = self._made_again(first, was, bounds, asked)
-            # What it was to read is gone where its end is another message now; the next batch begins anew.
+            # Its messages are lost if another message is at its end now; the next batch begins again.
             first |= {queue: last[queue] for queue in self._made_again(last, now, bounds, asked)}
         first |= {queue: at for queue, at in begins.items() if at <= last.get(queue, 0)}
         return _partitions(plan(first, last, bounds), self._options)
@@ -288,7 +291,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return
         try:
             self._open().commit(offsets_of(end))
-        except Exception as error:  # the query is right without
+        except Exception as error:  # the query is right without the commit
             log.warning("the offsets of group %s are not committed: %s", self._options.group_id, error)
 
     def stop(self) -> None:
@@ -320,9 +323,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     ) -> dict[MessageQueue, tuple[int, int]]:
         """The begins and ends of the queues; waits for the queues of `expected`. Raises BrokersAway.
 
-        A queue that the topic has lost, but that its broker still serves and that was read to its end
-        (`known` has the offset), is included: no message of it is lost. A slave's ends are raised to `known`
-        or `reached`, offsets that the queues had. With `skips` brokers that are away are left out.
+        A queue that was removed from the topic, but that its broker still serves and that was read to its end
+        (`known` has the offset), is included: none of its messages is lost. A slave's ends are raised to
+        `known` or `reached`, offsets that the queues had. With `skips` brokers that are away are left out.
         """
         cluster = self._open()
         queues = cluster.queues(expected, patient=True, skips=skips)
@@ -346,7 +349,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._polled_at = time.monotonic()
 
     def _end(self, known: Offsets, newest: Mapping[MessageQueue, int]) -> Offsets:
-        """Where the queues end. One that is gone keeps its place: its broker may come back."""
+        """The ends of the queues. A queue that is missing keeps its end: its broker may come back."""
         absent = {queue: offset for queue, offset in known.items() if queue not in newest}
         there = {(queue.topic, queue.broker_name) for queue in newest}
         lost_queues = [
@@ -399,7 +402,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return begins
 
     def _waits(self, begin: Offsets, end: Offsets) -> bool:
-        """Whether there are too few messages for a batch, and not for too long."""
+        """True if there are too few messages for a batch, and the wait has not been too long."""
         least = self._options.min_offsets_per_trigger
         if not least or self._target is not None or self._batch_at is None:
             return False
@@ -411,10 +414,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 class UnpositionedStreamReader(StreamReader):
     """A stream of Spark 4.0 or 4.1, which queries the end without the begin.
 
-    The begin is that of the last result, since each becomes the start of the next batch. Before the first
-    result it is in `stateLocation`, where each planned batch leaves its end; or it is that of the batch that
-    Spark repeats. Without both the first batch takes all present messages, whatever `maxOffsetsPerTrigger`
-    says, and fails when a queue of the checkpoint does not exist.
+    The begin is that of the last result, since each result becomes the start of the next batch. Before the
+    first result it is in `stateLocation`, where each planned batch leaves its end; or it is that of the batch
+    that Spark repeats. Without both the first batch takes all present messages, regardless of
+    `maxOffsetsPerTrigger`, and fails when a queue of the checkpoint does not exist.
     """
 
     _at: dict[str, Any] | None = None
@@ -447,9 +450,10 @@ class UnpositionedStreamReader(StreamReader):
     def _whole_bounds(self) -> dict[MessageQueue, tuple[int, int]]:
         """The begins and ends of all queues, also of brokers that are away. Raises BrokersAway.
 
-        The position of the stream is unknown here. An end that lacks a queue, or that is before the position,
-        would become the next position: messages would be read again. So every master is waited for, whatever
-        `onBrokerAway`, `requireMasters` and `failOnDataLoss` say."""
+        The position of the stream is unknown in this call. An end that lacks a queue, or that is before the
+        position, would become the next position: messages would be read again. So the call waits for every
+        master, regardless of `onBrokerAway`, `requireMasters` and `failOnDataLoss`.
+        """
         cluster = self._open()
         left = cluster.left_behind()
         try:

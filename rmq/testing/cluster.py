@@ -62,9 +62,9 @@ STORE: Final = StoreConfig(
 SETTLE_SECONDS: Final = 0.001
 """Seconds of virtual time after which all due work is done."""
 SELDOM_MS: Final = 600_000
-"""Seconds between brokers' writes of data that only a crash would lose, and between clients' heartbeats."""
+"""Time between brokers' writes of data that only a crash would lose, and between clients' heartbeats."""
 SILENT_MS: Final = 2 * SELDOM_MS
-"""Seconds of silence after which a broker drops a member of a group, a name server drops a broker, and either
+"""Silence after which a broker drops a member of a group, a name server drops a broker, and either
 ends a connection: ten times the usual values, as heartbeats are ten times rarer."""
 CLIENTS: Final = ClientConfig(
     pull_suspend_ms=SELDOM_MS,

@@ -362,7 +362,7 @@ class Follower:
             log.error("this slave has STOPPED following master %s: %s", address, reason)
 
     def _is_new(self, reason: str) -> bool:
-        """Whether the log lacks this reason, or has not repeated it for WARNING_SECONDS."""
+        """True if the log lacks this reason, or has not repeated it for WARNING_SECONDS."""
         before, at = self._complained
         now = anyio.current_time()
         if reason == before and now - at < WARNING_SECONDS:

@@ -42,7 +42,7 @@ from rmq.spark.formats.schema import COLUMNS, MORE_COLUMNS, arrow_schema
 Data: TypeAlias = bytes | memoryview | Array
 
 MAGIC: Final = re.compile(re.escape(MESSAGE_MAGIC.to_bytes(4, "big")))
-"""Offset of the magic from a record's begin."""
+"""Pattern of the magic: a record may begin four bytes before each match."""
 
 _TYPES: Final = {"i": ">i4", "I": ">u4", "q": ">i8", "8s": "=u8"}
 HEAD: Final = np.dtype([(name, _TYPES[code]) for name, code in FIELDS])

@@ -39,7 +39,7 @@ _AT_FDCWD: Final = -100
 _RENAME_EXCHANGE: Final = 2
 _OWN: Final = "_rmq"
 COMPRESSION: Final = "zstd"
-"""Properties of the Parquet files."""
+"""Compression of the Parquet files."""
 
 
 class ArchiveInUse(RmqError):
