@@ -202,3 +202,60 @@ def test_lost_controllers(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatc
         wait_until_in_sync(run)
         traffic.go_on()
         run.check_nothing_is_lost()
+
+
+@pytest.mark.runbooks
+def test_restore_a_set(tmp_path: pathlib.Path) -> None:
+    with drill(tmp_path, "Restore a set") as run:
+        name_servers_that_control(run)
+        first, second = brokers_of_a_set(run, run.namesrv)
+        other = run.broker("broker-b", controllerAddr=run.namesrv, durability="replicated")
+        traffic = run.load()
+        wait_until_replicas_are(run, 2, 1)
+        backup = tmp_path / "backup"
+        traffic.go_on()
+        traffic.stop()
+        run.shell.ok("backup", str(first.store), str(backup))
+        for server in (first, second):
+            server.end(signal.SIGKILL)
+            shutil.rmtree(server.store)
+        status = run.shell.run("controller", "status", "-o", "json")
+        run.ran.append("rmq controller status")
+        numbers = [str(row["number"]) for row in json.loads(status.stdout) if row["broker"] == SET]
+        run.type("cp ", {"/backup/broker-a": backup, "/var/lib/rmq/broker": first.store})
+        run.rmq("store", "check", str(first.store))
+        first.launch()
+        new: list[str] = []
+
+        def is_known() -> bool:
+            done = run.shell.run("controller", "status", "-o", "json")
+            rows = json.loads(done.stdout) if done.stdout.startswith("[") else []
+            new[:] = [str(row["number"]) for row in rows if row["broker"] == SET and row["lives"]]
+            return len(new) == 1
+
+        until(is_known, lambda: f"the restored broker is no replica: {first.said[-2000:]}")
+        run.ran.append("rmq controller status")
+        assert new[0] not in numbers
+        run.repeat("controller", "elect", SET, new[0], "--unclean", "--yes")
+        until(lambda: first.probe() == 200, lambda: f"the restored broker is no master: {first.said[-2000:]}")
+        for number in numbers:
+            run.rmq("controller", "remove", SET, number, "--yes")
+        second.start()
+        wait_until_replicas_are(run, 2, 1)
+        run.ran.append("rmq controller status")
+        run.repeat("doctor")
+        assert other.probe() == 200
+        run.check_nothing_is_lost()
+
+
+def wait_until_replicas_are(run: Drill, *counts: int) -> None:
+    """Waits until the sets, in their order, have so many replicas, all in sync."""
+
+    def is_so() -> bool:
+        done = run.shell.run("controller", "status", "-o", "json")
+        rows = json.loads(done.stdout) if done.stdout.startswith("[") else []
+        sets = sorted({row["broker"] for row in rows})
+        in_sync = [sum(row["in_sync"] is True for row in rows if row["broker"] == name) for name in sets]
+        return in_sync == list(counts) and len(rows) == sum(counts)
+
+    until(is_so, lambda: run.shell.run("controller", "status").output)
