@@ -272,7 +272,7 @@ class PullLanes:
         reach: int | None,
     ) -> tuple[int, list[bytes | memoryview]]:
         """Answer pulls of a run from number `at` on. The result is the number of the first pull without an
-        answer, and the bytes of all answers. A pass ends after about a MiB of messages, and before a pull
+        answer, and the bytes of all answers. A pass ends after some 128 KiB of messages, and before a pull
         that must take the slower path.
 
         `tables` are the groups, the topics, a function from a group's name to its members, and a dictionary

@@ -11,7 +11,7 @@ from libc.stdlib cimport qsort
 
 cdef enum:
     PULLS_MAX = 32  # pulls of a run
-    PASS_BYTES = 1048576  # so many bytes of messages end a pass
+    PASS_BYTES = 131072  # so many bytes of messages end a pass: cold ones are read from the disk
     COPIED_MAX = 16384  # so many bytes of messages are copied behind their header
     ANSWER_MAX = 0x3FFFFFFF  # no answer has more
     UNITS_AHEAD = 1024  # units that are read from a queue's files at once

@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from functools import partial
+from itertools import count
 from random import Random
 from types import ModuleType
 from typing import Any
@@ -32,7 +33,7 @@ from rmq.protocol.frames import encode
 from rmq.store.files.consumequeue import UNIT, UNIT_FORM
 from tests.compiled import COMPILED, HAS_COMPILED
 from tests.stateful.engine_machine import Engines
-from tests.stateful.engines import PEERS, START, Side, json_frame
+from tests.stateful.engines import PEERS, SHORT, START, Side, json_frame
 
 pytestmark = HAS_COMPILED
 
@@ -393,6 +394,44 @@ def test_offsets_that_come_with_pulls_are_committed(answered: list[int]) -> None
     assert pulls.broker.offsets.get("readers", "Orders", 0) == 4
 
 
+def test_pulls_in_runs_end_where_all_replicas_have_the_log(answered: list[int]) -> None:
+    pulls = Pulls()
+    pulls.give(pulls.frame())
+    unit = pulls.sides[0].store.unit("Orders", 0, 4)
+    assert unit is not None
+    for side in pulls.sides:
+        role: Any = side.broker.role
+        role.high_watermark = lambda: unit[0] + unit[1]
+    written: list[bytes] = []
+
+    def keep(frame: bytes | Sequence[bytes]) -> None:
+        written.append(frame if isinstance(frame, bytes) else b"".join(frame))
+
+    for side in pulls.sides:
+        side.peers[1].write = keep  # type: ignore[method-assign]
+    pulls.give(pulls.frame(), pulls.frame(queueOffset="4"), at=1)
+    assert answered == [2]
+    assert b'"maxOffset":"5","nextBeginOffset":"5"' in written[0]
+    assert pulls.broker.reader.unconfirmed == {("Orders", 0): None}
+    pulls.give(pulls.frame(queueOffset="5"))
+    assert answered == [2, 0]
+
+
+def test_a_pull_of_expired_messages_is_sent_to_the_first_that_is_left(answered: list[int]) -> None:
+    pulls = Pulls(log_size=4_000)
+    for _ in range(2):
+        pulls.give(pulls.frame())
+    for side in pulls.sides:  # the queues are not trimmed yet
+        late = side.now_ms + 100 * 3_600_000
+        assert side.store.retention.take(side.store.config, late, asked=True)
+    pulls.give(pulls.frame())
+    assert answered == [1, 0]
+    first = pulls.sides[0].store.min_offset("Orders", 0)
+    assert first > 0
+    pulls.give(pulls.frame(queueOffset=str(first)))
+    assert answered == [1, 0, 1]
+
+
 def test_units_that_cannot_be_right_are_left_to_python() -> None:
     """Places and sizes of any kind, in memory and in files: nothing outside of the log is read."""
     pulls, chance = Pulls(log_size=4_000), Random(5)
@@ -433,6 +472,32 @@ def test_damaged_pulls_come_to_the_same(seed: int) -> None:
                     stop += 1
         frame[:4], frame[5:8] = (len(frame) - 4).to_bytes(4, "big"), (stop - 8).to_bytes(3, "big")
         pulls.give(bytes(frame))
+
+
+def test_reads_that_take_long_end_a_turn(answered: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The disk may be slow, and other connections wait."""
+    pulls = Pulls()
+    fields = dict(
+        zip(SHORT, ["p", "Orders", "", "4", "3", "0", str(START), "0", "a\x01b", "0"], strict=False)
+    )
+    for _ in range(20):
+        pulls.machine.opaque += 1
+        pulls.machine.asked.append(pulls.machine.opaque)
+        pulls.give(json_frame(310, pulls.machine.opaque, 0, fields, bytes(7_000), "java"))
+    end = pulls.sides[0].store.max_offset("Orders", 3)
+    large = {"queueId": "3", "queueOffset": str(end - 8), "maxMsgNums": "8"}
+    pulls.give(pulls.frame(**large))
+    pulls.give(*(pulls.frame(**large) for _ in range(9)))
+    assert answered == [9]
+    ticks = count()
+    monkeypatch.setattr(pulls.broker._pull_runs, "_clock", lambda: next(ticks) * 0.003)
+    for side in pulls.sides:
+        peer: Any = side.peers[0]
+        requests = side.decoders[0].feed(b"".join(pulls.frame(**large) for _ in range(9)))
+        while requests:
+            requests = requests[side.broker.handle(requests, peer) :]
+    size = pulls.sides[0].store.get("Orders", 3, end - 8, 8).size
+    assert answered == [9, -(-(1 << 17) // size)]
 
 
 def test_units_read_ahead_are_dropped_when_the_queue_is_cut(answered: list[int]) -> None:

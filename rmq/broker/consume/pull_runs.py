@@ -19,6 +19,7 @@ from rmq.protocol.codes import PULL_SUBSCRIPTION
 from rmq.protocol.command import Command
 from rmq.protocol.frames import encode_pull_reply_head
 from rmq.protocol.headers import PullMessageRequestHeader
+from rmq.remoting.limits import TURN_SECONDS
 from rmq.store.config import BrokerRole
 from rmq.store.reader import FOUND, SCAN_UNITS, SMALL_BYTES, readable_end
 
@@ -89,7 +90,7 @@ class PullRuns:
         self._tried: dict[tuple[str, str, int, str | None], float] = {}
 
     def answer(self, run: PullRun, connection: Connection) -> int:
-        """Answer pulls of a run, from the first on; return how many were answered."""
+        """Answer pulls of a run, from the first on, for a turn; return how many were answered."""
         reader, limits = self._reader, self._settings.store
         if reader.refusals != self._refusals:
             self._refusals = reader.refusals
@@ -99,14 +100,16 @@ class PullRuns:
         tables = self._groups.table, self._topics.table, self._clients.consumer_group, reader.unconfirmed
         most = limits.max_transfer_count_on_message_in_memory, limits.max_transfer_bytes_on_message_in_memory
         done, clock = 0, self._clock
-        while done < run.count and not connection.is_busy:
-            began = clock()
+        turn_began = now = clock()
+        while done < run.count and not connection.is_busy and now - turn_began <= TURN_SECONDS:
+            began = now
             reach = self._role.high_watermark()
             stop, buffers = self._store.answer_pulls(self.lanes, run, done, tables, most, reach)
             if stop == done:
                 break
             connection.write(buffers)
-            self._stats.read((clock() - began) * 1000)
+            now = clock()
+            self._stats.read((now - began) * 1000)
             for group, topic, calls, count, size in self.lanes.take_counts():
                 self._stats.get(group, topic, count, size, calls)
             if run.commits:
