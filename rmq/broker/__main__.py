@@ -37,7 +37,8 @@ log = logging.getLogger("rmq.broker")
 Settings = tuple[BrokerConfig, StoreConfig, TlsConfig]
 _CLASSES: Final = (BrokerConfig, StoreConfig, TlsConfig)
 _SELDOM: Final = (20_000, 20, 20)
-"""How often the collector of cycles runs: after so many new objects, and so many runs on younger ones."""
+"""Thresholds of the collector of cycles: new objects before a run, and runs on younger objects before one on
+older objects."""
 
 
 def settings(options: argparse.Namespace) -> Settings:
@@ -55,7 +56,8 @@ def settings(options: argparse.Namespace) -> Settings:
 
 
 def _kept_file(store_config: StoreConfig) -> str:
-    """Where a broker without a configuration file keeps the settings that are changed at run time."""
+    """The path at which a broker without a configuration file keeps the settings that are changed at run
+    time."""
     return str(pathlib.Path(store_config.store_path_root_dir).expanduser() / "config" / "broker.properties")
 
 

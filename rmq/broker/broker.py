@@ -497,7 +497,7 @@ class Broker(Endpoint):
         return self.acknowledgement.rows.wait(table, changes, peer, on_done)
 
     def commit_soon(self) -> None:
-        """Have the pending messages committed: by the chunk that is handled, or in the next round of the
+        """Request a commit of the pending messages: by the current chunk, or in the next round of the
         loop."""
         if self.chunk.connection is None:
             self.deadlines.add(self.clock())

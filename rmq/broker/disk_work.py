@@ -81,7 +81,7 @@ class DiskWork:
         return await self.do_now(work, what)
 
     async def do_now(self, work: Callable[[], T], what: str = "") -> T:
-        """As above, at once: the task yields to others only while it waits."""
+        """Like `do`, at once: the task yields to others only while it waits."""
         key = self.begin(what) if what else 0
         scope = anyio.CancelScope(shield=True, deadline=self._until)
         self._scopes.add(scope)

@@ -56,7 +56,7 @@ else:
     from rmq.lazy_attrs import frozen
 
 HEARTBEAT_SECONDS: Final = 30.0
-"""How often the broker renews the memberships of a connection that stands."""
+"""Seconds between two renewals of the memberships of an open connection."""
 
 log = logging.getLogger("rmq.broker")
 
@@ -148,7 +148,7 @@ class DoorClient:
         return self._stream.is_busy
 
     def reset_on_close(self) -> None:
-        """Nothing: a door's peer sees the end in order."""
+        """Do nothing: a door's peer sees an orderly end."""
 
     def finish(self, reason: str) -> None:
         """End the connection, after the door's goodbye."""
@@ -210,7 +210,7 @@ class DoorClient:
         self._question(joined, command, Question(answer))
 
     def _consume_directly(self, command: Command) -> None:
-        """Have a member consume a message that an administrator names."""
+        """Pass a message that an administrator names to a member."""
         header = command.read(ConsumeMessageDirectlyResultRequestHeader)
         joined = self._joined.get(header.consumer_group)
         if joined is None:
@@ -331,7 +331,7 @@ class DoorClient:
                 self._soon(partial(self._call, on_check, OpenTransaction(message, name)))
 
     def _ask(self, code: int, header: object, on_done: OnCommitted | None) -> None:
-        """Have the broker handle a request for the peer; `on_done` gets the error of its answer."""
+        """Pass a request of the peer to the broker; `on_done` gets the error of its answer."""
         request = Command.request(code, header)
         self._asked[request.opaque] = on_done or _nothing
         handler: Callable[..., Command | None] = self._broker.handlers[code]
@@ -347,7 +347,7 @@ class DoorClient:
     # ---- memberships ----
 
     def _be_client(self, client_id: str) -> None:
-        """Have one client id for all memberships of the connection."""
+        """Set the client id of all memberships of the connection."""
         if (self._joined or self._producing) and client_id != self._client_id:
             raise for_code(
                 ResponseCode.SYSTEM_ERROR,

@@ -50,7 +50,7 @@ class NoPreference:
         return False
 
     def has_left(self) -> bool:
-        """Nothing changes."""
+        """False: this replica is never preferred."""
         return False
 
     def preferred(self, queue_id: int) -> int:

@@ -62,7 +62,7 @@ def make_broker(
 
 
 def _end(connection: Connection, error: Exception) -> None:
-    """As a connection ends itself by a bug that it meets."""
+    """End a connection as it ends itself after a bug."""
     log.error("closing %s after an unexpected error: %s", connection.peer_address, error, exc_info=error)
     connection.close(f"an unexpected error: {type(error).__name__}: {error}", error)
 

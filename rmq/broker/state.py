@@ -78,7 +78,7 @@ def make_tables(
 
 
 def _first_record(store: Store, topic: str) -> int | None:
-    """Where the first record of a topic lies; None when its queues have none."""
+    """Offset of the first record of a topic; None when its queues have none."""
     queues = range(store.queue_end(topic))
     units = (store.unit(topic, number, store.min_offset(topic, number)) for number in queues)
     return min((unit[0] for unit in units if unit is not None), default=None)

@@ -180,14 +180,15 @@ class CompressionType(IntEnum):
 
 
 class ConsumeType(IntEnum):
-    """How a consumer group gets messages: by its own pulls, or pushed by the client library."""
+    """Way in which a consumer group gets messages: by its own pulls, or pushed by the client library."""
 
     CONSUME_ACTIVELY = 0
     CONSUME_PASSIVELY = 1
 
 
 class MessageModel(StrEnum):
-    """How messages are shared: each member of a consumer group gets a part of them, or each gets all."""
+    """Way in which messages are shared: each member of a consumer group gets a part of them, or each gets
+    all."""
 
     BROADCASTING = "BROADCASTING"
     CLUSTERING = "CLUSTERING"

@@ -43,7 +43,7 @@ PROPERTY_SHARDING_KEY: Final = "__SHARDINGKEY"
 PROPERTY_IDEMPOTENT_SEND: Final = "IDEMPOTENT_SEND"
 """Of the first message of such a batch: where it lies, its number and its producer."""
 PROPERTY_DELIVER_MS: Final = "TIMER_DELIVER_MS"
-"""When to deliver, in ms since 1970."""
+"""Time of delivery, in ms since 1970."""
 PROPERTY_DELAY_MS: Final = "TIMER_DELAY_MS"
 PROPERTY_DELAY_SEC: Final = "TIMER_DELAY_SEC"
 

@@ -150,7 +150,7 @@ class MemoryBudget:
         self.most = most
         self.held = 0
         self.cuts = 0
-        """How many were cut off."""
+        """Number of peers that were cut off."""
         self.on_held: list[Callable[[], None]] = []
         """Called when somebody holds something after nobody did."""
         self._holders: dict[BudgetHolder, int] = {}

@@ -13,7 +13,8 @@ from typing import Final
 
 HOLD_SECONDS: Final = 3600.0
 TOLERANCE_MS: Final = 60_000
-"""How far the two clocks may get apart between two looks: more than any slow correction of a clock does."""
+"""Milliseconds by which the two clocks may drift apart between two looks: more than any slow correction of a
+clock."""
 GAP_MS: Final = 3_600_000
 """At the start: how much younger than now the last record is where nothing is suspected."""
 

@@ -16,7 +16,7 @@ from rmq.errors import ConfigError
 
 
 class FlushDiskType(enum.Enum):
-    """When an acknowledged message is on the medium."""
+    """The time at which a message is on the medium: before or after its acknowledgement."""
 
     ASYNC_FLUSH = "ASYNC_FLUSH"
     SYNC_FLUSH = "SYNC_FLUSH"

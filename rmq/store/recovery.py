@@ -382,15 +382,14 @@ class Recoverer:
         return not self._vouch(last)
 
     def _is_damaged(self, last: Scanned) -> bool:
-        """Whether to cut the zeros at the end of a synced record: no sender sent them, and damage is cut.
+        """True if the zeros at the end of a synced record are cut: no sender sent them, and damage is cut.
         Raises CorruptRecord when damage is not cut."""
         why = broken_text(last.properties) or self._other_unit(last)
         return bool(why) and self._is_cut_at(last, f"it ends in zeros, and {why}")
 
     def _has_zeroed_text(self, record: Scanned) -> bool:
-        """Whether to cut the log at a record that was synced and has zeros in its properties where no record
-        has any. Raises CorruptRecord unless damage is cut.
-        """
+        """True if the log is cut at a record that was synced and has zeros in its properties where no record
+        has any. Raises CorruptRecord unless damage is cut."""
         why = zeroed_text(record.properties) if self._is_whole(record) else ""
         return bool(why) and self._is_cut_at(record, why)
 

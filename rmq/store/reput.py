@@ -44,7 +44,7 @@ class Reput:
 
     @property
     def is_idle(self) -> bool:
-        """Nothing is left to do."""
+        """True if nothing is left to do."""
         return self.behind is None and not self._backlog
 
     def start(self, *, again: bool = False) -> None:

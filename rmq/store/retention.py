@@ -68,9 +68,9 @@ def disk_state(usage: DiskUsage, config: StoreConfig) -> DiskState:
 
 
 def why_clean(usage: DiskUsage, config: StoreConfig, now_ms: int) -> str:
-    """Which files may go: "forced" the oldest whatever their age, "space" or "time" the expired, "" none.
-    `take` also has files go for the size of the log ("size") and when no queue keeps a message in them
-    ("unused")."""
+    """Reason for which files may be removed: "forced" the oldest whatever their age, "space" or "time" the
+    expired, "" none. `take` also has files go for the size of the log ("size") and when no queue keeps a
+    message in them ("unused")."""
     percent = usage.ratio * 100
     forced = (
         percent > config.disk_space_clean_forcibly_ratio or usage.free_bytes < 2 * config.disk_min_free_bytes
@@ -86,10 +86,10 @@ def why_clean(usage: DiskUsage, config: StoreConfig, now_ms: int) -> str:
 def expired_files(
     log: CommitLog, config: StoreConfig, now_ms: int, *, forced: bool, most: int = MOST_FILES
 ) -> int:
-    """How many of the oldest files may go now, at most `most`. The last file never goes.
+    """Number of the oldest files that may be removed now, at most `most`. The last file always stays.
 
-    A file is as old as its last record; the first record of the next file is the nearest later time that
-    is cheap to read.
+    A file is as old as its last record; the first record of the next file is the nearest later time that is
+    cheap to read.
     """
     oldest = now_ms - config.file_reserved_time * 3_600_000
     count = 0
@@ -139,7 +139,7 @@ class Retention:
         self.reason = ""
         """Why the last file went or would have gone: as `CleanReport.reason`."""
         self.queue_files = 0
-        """How many files of queues went at once when they were trimmed last."""
+        """Number of files of queues that the last trim removed at once."""
 
     @property
     def path(self) -> str | None:

@@ -89,7 +89,7 @@ class Store(StoreSync, ReplicaStore):
         self._checkpoint: Checkpoint | None = None
         self._lock: Lock | None = None
         self.recovery: Recovery | None = None
-        """What the opening found."""
+        """Findings of the opening."""
         self._begin_empty()
         self._sync_lock = disk.guard()
         self._raw_position = 0  # a slave's: up to where queues have the log's records
@@ -305,9 +305,9 @@ class Store(StoreSync, ReplicaStore):
         return paths
 
     def give_up_before(self, topic: str, queue_id: int, queue_offset: int) -> int:
-        """Have a queue begin at an offset, or at its end when the offset is beyond it; return the number of
-        messages that cannot be read any more. Their records stay until no queue keeps a message of their
-        file. Not kept on the disk: after a start the owner does it again."""
+        """Set the begin of a queue to an offset, or to its end when the offset is beyond it; return the
+        number of messages that cannot be read any more. Their records stay until no queue keeps a message of
+        their file. Not kept on the disk: after a start the owner does it again."""
         return self._queues.give_up_before(topic, queue_id, queue_offset, self._log.segments.start)
 
     def lost(self) -> list[tuple[str, int, int, int]]:
@@ -332,7 +332,7 @@ class Store(StoreSync, ReplicaStore):
         return self._log.unwritten or ("" if state.is_writable else state.reason)
 
     def disk_state(self) -> DiskState:
-        """How full the disk is and whether records may be taken; looked at once a second.
+        """Usage of the disk, and whether records may be taken; looked at once a second.
 
         After a failed sync none may be taken any more, whatever the disk says, nor while the newest file is
         not at its path: a broker without traffic syncs nothing that would fail.

@@ -41,8 +41,8 @@ _RELAX_BYTES = 16 << 20
 
 
 class Lookup(NamedTuple):
-    """What the index knows about a key: physical offsets, oldest first, how far the index reaches, and
-    whether all that may have the key was looked at."""
+    """Result of the index for a key: physical offsets, oldest first, how far the index reaches, and whether
+    all that may have the key was looked at."""
 
     physical_offsets: list[int]
     index_timestamp: int
@@ -65,12 +65,12 @@ class StoreView:
 
     @property
     def max_physical_offset(self) -> int:
-        """Where the log ends."""
+        """End of the log."""
         return self._log.end
 
     @property
     def min_physical_offset(self) -> int:
-        """Where the log begins."""
+        """Begin of the log."""
         return self._log.start
 
     @property
@@ -80,7 +80,8 @@ class StoreView:
 
     @property
     def dispatch_behind_bytes(self) -> int:
-        """How much of the log the index has still to read; 0 when it has only its backlog in memory left."""
+        """Bytes of the log that the index has still to read; 0 when it has only its backlog in memory
+        left."""
         return 0 if self._reput.behind is None else self._log.end - self._reput.behind
 
     def get(
@@ -244,7 +245,8 @@ class StoreView:
         return iter(list(self._queues.table))
 
     def lookup(self, topic: str, key: str, max_num: int, begin_ms: int, end_ms: int) -> Lookup:
-        """Where the index has records of that topic and key (or unique key), the newest `max_num` of them."""
+        """Places of the records of that topic and key (or unique key) in the index, the newest `max_num` of
+        them."""
         while self._reput.behind is None and self._reput.step(COUNT_BACKLOG, self._now_ms()):
             pass
         most = min(max_num, self.config.max_msgs_num_batch)

@@ -31,9 +31,8 @@ _PROPERTIES_SURE = 8192
 
 
 class Batch(NamedTuple):
-    """Where the messages of a batch are: the first one's queue offset, their physical offsets, their bytes
-    together.
-    """
+    """Places of the messages of a batch: the first one's queue offset, their physical offsets, their bytes
+    together."""
 
     queue_offset: int
     physical_offsets: list[int]

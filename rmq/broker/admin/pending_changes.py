@@ -119,7 +119,7 @@ class PendingChanges:
         undo: Callable[[], None] | None,
         then: Callable[[], None],
     ) -> bool:
-        """Have a table saved; whether that is done later."""
+        """Save a table. Return True if that happens later."""
         table = self._files.versioned[name]
         if self._on_pending is not None:
             holders = NOBODY if asked is None else self._holders_of(asked[1])

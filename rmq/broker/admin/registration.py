@@ -68,7 +68,7 @@ class Registration:
         self._ha_address = ha_address
         self.master_address = ""
         self.master_ha_address = ""
-        """Where a slave's master answers requests and where it hands out its log, as name servers say."""
+        """Addresses at which a slave's master answers requests and hands out its log, as name servers say."""
         self._epoch = epoch
         self.period = settings.broker.register_period
         """Seconds between registrations."""

@@ -11,7 +11,8 @@ from rmq.errors import StoreError
 
 RETRY_MS: Final = 1_000
 SLAVE_IDLE_MS: Final = 60_000
-"""How long a slave's delivery and check-back sleep: its master does both, and the slave copies the result."""
+"""Sleep of a slave's delivery and check-back, in ms: its master does both, and the slave copies the
+result."""
 
 log = logging.getLogger("rmq.broker")
 

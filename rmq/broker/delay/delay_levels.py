@@ -246,7 +246,7 @@ class Schedule:
 
 
 _IDLE_MS: Final = 60_000
-"""How long a level with nothing in it sleeps; an arrival wakes it at once."""
+"""Sleep of an empty level, in ms; an arrival wakes it at once."""
 
 
 def _undelayed(message: StoredMessage) -> Record:

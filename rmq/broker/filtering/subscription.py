@@ -29,8 +29,9 @@ _BLANKS: Final = "".join(map(chr, range(33)))  # what Java's trim takes away
 
 
 VERSION_AHEAD_MS: Final = 300_000
-"""How far a client's clock may be ahead of ours. The version of a subscription is the time at which it was
-made, and the newest of a group counts: one from the far future would keep all later ones out."""
+"""Milliseconds by which a client's clock may be ahead of the broker's. The version of a subscription is the
+time at which it was made, and the newest of a group counts: one from the far future would keep all later ones
+out."""
 
 
 def is_tag_type(expression_type: str | None) -> bool:

@@ -63,7 +63,7 @@ else:
 log = logging.getLogger("rmq.broker")
 
 OnAnswer = Callable[["Command | RmqError"], None]
-"""Told of the client's response whatever its code, of a RequestTimeout, or of a ConnectionLost; once."""
+"""Called once: with the client's response whatever its code, a RequestTimeout, or a ConnectionLost."""
 
 ROWS_MAX: Final = 10_000
 BYTES_MAX: Final = 64 << 20
@@ -228,7 +228,7 @@ class ClientRequests:
         self._forward(request, connection, member, {}, b"")
 
     def _on_consume(self, request: Command, connection: MemberConnection, now: int) -> None:
-        """Have a consumer consume a stored message at once; its response has the result."""
+        """Pass a stored message to a consumer at once; the consumer's response has the result."""
         header = request.read(ConsumeMessageDirectlyResultRequestHeader)
         member = self._member(header.consumer_group, header.client_id or "")
         record = self._store.confirmed(_physical_offset(header.msg_id or ""))
@@ -325,7 +325,7 @@ Handler = Callable[[Command, "Connection", int], Command | None]
 Later = Callable[[Handler, Command, "Connection"], None]
 
 PUSH_SECONDS: Final = 10.0
-"""How long an asker may take to say that it has the answer."""
+"""Seconds in which an asker must acknowledge the answer."""
 
 
 class RequestReply:

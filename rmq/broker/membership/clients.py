@@ -518,7 +518,7 @@ class Clients:
 
 
 def _since(group: ConsumerGroup | None, client_id: str, connection: MemberConnection, now: int) -> int:
-    """When a client joined a group: now, if it was not a member."""
+    """Time at which a client joined a group: now, if it was not a member."""
     known = None if group is None else group.members.get(connection)
     return known.since_ms if known is not None and known.client_id == client_id else now
 

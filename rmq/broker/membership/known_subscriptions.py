@@ -24,7 +24,7 @@ from rmq.protocol.bodies import ConsumerData, HeartbeatData
 FORMER_MS: Final = 60_000
 """For so long what a group announced holds without its connections: two heartbeats of Java."""
 FORMER_BYTES_MAX: Final = 32 << 20
-"""What is kept so, about; of more, what was kept first is forgotten."""
+"""Approximate bytes of former subscriptions that are kept; above it, the oldest are forgotten."""
 TOLD_BYTES_MAX: Final = 256 << 10
 """A group that has announced more is not told to slaves."""
 

@@ -77,7 +77,7 @@ class MemberConnection(Protocol):
         """As `close`; the peer sees the end right behind the last byte."""
 
     def reset_on_close(self) -> None:
-        """Have the peer see a broken connection when this one is closed."""
+        """Show the peer a broken connection when this one is closed."""
 
 
 Terms = tuple[str | None, tuple[tuple[str, str], ...]]

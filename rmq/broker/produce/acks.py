@@ -196,7 +196,7 @@ class Acknowledgement:
         """Reason -> stored messages that were answered with this reason instead of SEND_OK."""
         self.pending = AckBatch()
         self.calls: list[Call | OwnCall] = []
-        """Those of the batch that is being put."""
+        """Calls of the batch that is being put."""
         self._new_topics: list[tuple[Connection, AckBatch]] = []
         self._new_topic_calls: list[Call | OwnCall] = []
         self.disk = ParkedSends(clock, histograms.flush_wait, on_deadline, self._on_disk)
@@ -319,7 +319,7 @@ class Acknowledgement:
 
     @property
     def waiting_for_topics(self) -> int:
-        """How many sends wait until their topic is saved."""
+        """Number of sends that wait until their topic is saved."""
         return sum(len(senders) for _, senders in self._new_topics) + len(self._new_topic_calls)
 
     def topics_saved(self) -> None:
@@ -393,7 +393,7 @@ class Acknowledgement:
 
     @property
     def waiting(self) -> int:
-        """How many sends wait for anything."""
+        """Number of sends that wait for anything."""
         waiting = self.disk.acks + self.slaves.acks
         return waiting + self.waiting_for_topics if self._new_topics or self._new_topic_calls else waiting
 
@@ -533,7 +533,7 @@ class ParkedSends:
 
     @property
     def deadline(self) -> float:
-        """When the send is due that has waited longest; infinite when none waits."""
+        """Deadline of the send that has waited longest; infinite when none waits."""
         return self._line[0].deadline if self._line else math.inf
 
     def _take(self) -> Parked:

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 
 BUSY_SECONDS_MAX: Final = 1.0
-"""How long sends are refused at most after a slow write, before the next one shows whether the disk is back.
-"""
+"""Longest time in seconds for which sends are refused after a slow write; the next write then shows whether
+the disk is fast again."""
 
 LOOK_MS: Final = 100
 """For so long all counts as well once it was, as far as disk and settings go: a chunk may have one send."""
@@ -45,9 +45,8 @@ log = logging.getLogger("rmq.broker")
 
 
 class FlowControl:
-    """Whether the broker takes messages: not while it is closing, its disk is full, a write was slow, too
-    many sends wait, or the event loop lags behind. `clock` is in seconds.
-    """
+    """State of the broker's readiness for messages: it takes none while it is closing, its disk is full, a
+    write was slow, too many sends wait, or the event loop lags behind. `clock` is in seconds."""
 
     def __init__(
         self,

@@ -105,7 +105,7 @@ class SentTable:
 
     @property
     def count(self) -> int:
-        """How many batches are known."""
+        """Number of known batches."""
         return self.shares.used
 
     def among(self, topic: str, producer: str, first: int, end: int) -> list[Sent]:

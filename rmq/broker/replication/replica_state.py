@@ -312,9 +312,8 @@ _TRANSACTION_TOPICS: Final = (TRANS_HALF_TOPIC, TRANS_OP_HALF_TOPIC)
 
 
 class DeliveryProgress:
-    """How far delayed messages, any-time messages and transactions are delivered: read from a master's parts,
-    and handed to a slave's.
-    """
+    """Progress of the delivery of delayed messages, any-time messages and transactions: read from a master's
+    parts, and handed to a slave's."""
 
     def __init__(self, schedule: Schedule, timers: Timers, offsets: Offsets) -> None:
         self._schedule = schedule

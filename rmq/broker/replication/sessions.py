@@ -80,9 +80,9 @@ TEXT_MAX: Final = 1 << 20
 """Bytes of a slave's text about pulls that wait there: such rows with the longest names."""
 
 NEWS_SECONDS: Final = 1.0
-"""How often a slave that lags, or whose master only syncs, is told what is new."""
+"""Seconds between two notices of news to a slave that lags, or whose master only syncs."""
 CONFIRMED_SECONDS: Final = 0.01
-"""How often a slave at which somebody waits is told how far consumers may read, at most."""
+"""Shortest time in seconds between two notices of the readable end to a slave at which consumers wait."""
 
 
 @frozen
@@ -102,9 +102,9 @@ class MasterLog:
     epoch: int = 0
     epochs: Epochs = ()
     hears_waiting: bool = False
-    """It takes what slaves tell of pulls that wait there."""
+    """True if it takes slaves' reports of pulls that wait there."""
     hears_saved: bool = False
-    """It takes what slaves tell of their files of topics and groups, and of topics deleted there."""
+    """True if it takes slaves' reports of their files of topics and groups, and of topics deleted there."""
 
     def to_note(self) -> dict[str, Any]:
         """The first note."""
@@ -583,9 +583,9 @@ def check_cut(store: Store, master: MasterLog, cut: int, kept: int) -> None:
 
 
 def find_cut(store: Store, theirs: int) -> Search:
-    """Where our log must end so that the master's, which reaches `theirs`, can follow; None when no cut is
-    needed. Logs that differ at an offset differ everywhere behind it, so the last common record is found by
-    halving."""
+    """Offset at which the own log must end so that the master's, which reaches `theirs`, can follow; None
+    when no cut is needed. Logs that differ at an offset differ everywhere behind it, so the last common
+    record is found by halving."""
     reach = store.max_physical_offset
     last = last_record(store, min(reach, theirs))
     if last is not None and (yield last[0]):
@@ -607,7 +607,7 @@ def find_cut(store: Store, theirs: int) -> Search:
 
 
 def last_records(store: Store, count: int) -> list[int]:
-    """Where the last `count` records start that queues know, the last first."""
+    """Offsets of the last `count` records that queues know, the last first."""
     last: list[tuple[int, str, int]] = []
     for topic, queue_id in store.queues():
         unit = store.unit(topic, queue_id, store.max_offset(topic, queue_id) - 1)

@@ -87,7 +87,7 @@ ASKING_ERRORS: Final = (
     ConnectionLost,
     RequestTimeout,
 )
-"""What may go wrong with a question: it is asked again."""
+"""Errors of a question after which it is asked again."""
 WARNING_SECONDS: Final = 10.0
 DISK_FAILURE_GRACE_SECONDS: Final = 2.0
 """A master whose disk takes nothing for so long gives way."""
@@ -96,7 +96,7 @@ OPENING_SECONDS: Final = 5.0
 AGAIN_SECONDS: Final = 30.0
 """Between two times that it does."""
 LINK_SECONDS: Final = 1.0
-"""How often a slave looks whether it has a connection to its master, and how long it waits for one."""
+"""Seconds between a slave's looks at the connection to its master, and its longest wait for one."""
 
 
 async def run(

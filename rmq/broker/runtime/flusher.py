@@ -21,7 +21,7 @@ MEND_SECONDS = (0.5, 30.0)
 """First and longest pause before what a failed sync left is written again."""
 
 SYNC = "a sync of the commit log has been under way"
-"""What it waits for, in words."""
+"""The flusher's current wait, in words for the log."""
 
 log = logging.getLogger("rmq.broker")
 

@@ -37,7 +37,7 @@ REFUSED: Final = (
 """Why a master hangs up before its log, which it does without a word."""
 
 PART_SECONDS: Final = 5.0
-"""How long a slave waits for a part of the epochs."""
+"""Seconds that a slave waits for a part of the epochs."""
 NOTE_BYTES: Final = 1 << 16
 """The largest note that a slave takes before the first byte of the log."""
 

@@ -86,20 +86,21 @@ RETRY_SECONDS = 5.0
 SOON_SECONDS = 0.5
 """The same in a controlled set, where controllers say who is master."""
 COPY_SECONDS = 10.0
-"""How often a slave copies its master's tables, as RocketMQ's, when that does not tell them by the link."""
+"""Seconds between a slave's copies of its master's tables, as in RocketMQ, when the master does not send them
+by the link."""
 REQUEST_SECONDS = 5.0
 PACE_SECONDS = 0.01
 """A slave that gets the log at a bounded rate gets it in pieces of so long."""
 HELLO_SECONDS = 3.0
 """For so long a slave waits whether its master is one of ours."""
 WARNING_SECONDS = 60.0
-"""How often a slave that has stopped says so."""
+"""Seconds between two log lines of a slave that has stopped."""
 END_RECORDS = 8
 """So many of its last records a slave of a controlled set compares with its master's before it copies on."""
 DAMAGED_SECONDS = 60.0
 """Pause of a slave before it asks for damaged bytes again."""
 NOT_FOUND = "can not find message by the offset"
-"""What a RocketMQ master says when no record begins at an offset."""
+"""Words of a RocketMQ master when no record begins at an offset."""
 DIVERGED_ADVICE = (
     "Nothing is deleted here. If the master is the wrong broker or has lost its disk: restore it, or make"
     " this slave the master. To give this log up: set haDivergedLog=aside, which moves it to a folder of its"

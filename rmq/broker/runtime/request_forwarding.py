@@ -59,8 +59,8 @@ FORWARDED: Final = "handed on by a replica for "
 UNAVAILABLE: Final = int(ResponseCode.SERVICE_NOT_AVAILABLE)
 
 SENT_AGAIN: Final = frozenset((*SENDS, RequestCode.END_TRANSACTION, RequestCode.CONSUMER_SEND_MSG_BACK))
-"""What is sent to the master again when it says that it takes nothing now: that is stored nowhere then. An
-offset may be committed all the same, and a later one be after it."""
+"""Requests that are sent again after the master has refused them for now: they are stored nowhere. An offset
+may be committed all the same, and a later one be after it."""
 OURS: Final = LANGUAGE
 """Clients of ours ask for routes as soon as a broker refuses, and should: with old routes they would ask a
 slave where a queue ends."""

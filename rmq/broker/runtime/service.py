@@ -93,7 +93,7 @@ from rmq.store.retention import MOST_FILES
 SERVICE: Final = "service"
 """The part of a broker's health that is lacking while it stops."""
 ROLE_SECONDS: Final = 90.0
-"""As DISK_SECONDS when it is to have another role in its controlled set: it serves who reads meanwhile."""
+"""Like DISK_SECONDS, for a change of role in a controlled set: the broker serves readers meanwhile."""
 QUIET_SECONDS: Final = 0.05
 """From the last answer to a pull until connections break: clients have sent then what that made them send."""
 FIRST_SYNC_SECONDS: Final = 10.0
@@ -102,18 +102,17 @@ SYNC_BYTES: Final = 256 << 20
 """Bytes that a start after a kill would read, from which on queues are synced before their time is up: a
 broker that takes 400,000 messages a second had 12 million to read, which takes a minute."""
 SYNC_LOOK_SECONDS: Final = 5.0
-"""How often these bytes are looked at."""
+"""Seconds between two looks at these bytes."""
 ROUND_SECONDS: Final = 0.1
-"""How often a round of the event loop is measured while none is long."""
+"""Seconds between two measured rounds of the event loop while none is long."""
 REPUT_SECONDS = 0.1
 """For so long records gather before the index gets them."""
 REPUT_PAUSES: Final = (1.0, 64.0)
-"""How long until it is looked for deferred work again, after records came, and at most."""
+"""Seconds until the next look for deferred work: after new records, and at most."""
 REPUT_RECORDS = 500
 ENDURED = (RmqError, OSError)
-"""What a loop goes on after, but for the flusher's: a damaged record, a peer or a full table may cause it at
-any time.
-"""
+"""Errors after which every loop but the flusher's continues: a damaged record, a peer or a full table may
+cause it at any time."""
 
 log = logging.getLogger("rmq.broker")
 
@@ -259,7 +258,7 @@ class _Wakeups:
         self.register = Wakeup()
 
     def wakeups(self, flush: Callable[[], None]) -> Wakeups:
-        """As the broker rings them."""
+        """The wakeups that the broker calls."""
         return Wakeups(
             deadlines=self.deadlines.set,
             schedule=self.schedule.set,

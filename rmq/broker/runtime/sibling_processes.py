@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 LINE: Final = "RMQ_BROKER_FAMILY"
 """In a broker's environment: the descriptor of its end of the line."""
 SAVED_SECONDS: Final = 0.1
-"""How often it is looked whether topics have been saved."""
+"""Seconds between two looks for saved topics."""
 CHUNK_BYTES: Final = 1 << 16
 
 log = logging.getLogger("rmq.family")

@@ -96,7 +96,7 @@ def check(config: BrokerConfig, store_config: StoreConfig) -> None:
 
 
 def _addresses(config: BrokerConfig) -> list[str]:
-    """Where to listen: the port for clients, and the VIP port if that one is fixed."""
+    """Addresses to listen at: the port for clients, and the VIP port if the former is fixed."""
     ports = [config.listen_port]
     if config.vip_channel_enabled and config.listen_port > VIP_PORT_DISTANCE:
         ports.append(config.listen_port - VIP_PORT_DISTANCE)
@@ -236,7 +236,7 @@ def _signed(secret: ClusterSecret, now_ms: Callable[[], int], command: Command) 
 
 
 DISK_SECONDS: Final = 20.0
-"""How long a broker that stops waits for its disk; less than what systemd and Kubernetes give it."""
+"""Seconds that a stopping broker waits for its disk; less than systemd and Kubernetes allow."""
 
 
 class StoppedOpening(Exception):
@@ -328,10 +328,9 @@ class RecoveryProgress:
 
 
 CLIENTS_SHARE: Final = 0.7
-"""How much of the descriptors that connections may have those of clients may take: slaves, pages and some
-files have the rest."""
+"""Share of the connections' descriptors for clients: slaves, pages and some files have the rest."""
 HA_SHARE: Final = 0.125
-"""How much of the descriptors that connections may have links to slaves may take."""
+"""Share of the connections' descriptors for links to slaves."""
 
 
 def _acceptors(config: BrokerConfig) -> dict[str, Acceptor]:

@@ -52,7 +52,7 @@ class Deletions:
             )
 
     def take(self, deletions: Mapping[str, TopicDeletion]) -> bool:
-        """Have these of a file, or of a master, too; whether that changes anything."""
+        """Add the deletions of a file or of a master. Return True if that changes anything."""
         changed = {
             topic: deletion for topic, deletion in deletions.items() if self._table.get(topic) != deletion
         }
@@ -66,7 +66,7 @@ class Deletions:
             self._table.pop(topic, None)
 
     def get(self, topic: str) -> TopicDeletion | None:
-        """When a topic of this name was deleted last; None for never, or for a long time."""
+        """The last deletion of a topic of this name; None for never, or for one long ago."""
         return self._table.get(topic)
 
     def all(self) -> dict[str, TopicDeletion]:

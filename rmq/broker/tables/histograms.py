@@ -21,8 +21,8 @@ class Histograms:
     flush: Histogram = Factory(Histogram)
     """A sync of the log."""
     flush_wait: Histogram = Factory(Histogram)
-    """How long an acknowledgement waited for the disk."""
+    """Waits of acknowledgements for the disk."""
     replication_wait: Histogram = Factory(Histogram)
-    """How long an acknowledgement waited for a slave."""
+    """Waits of acknowledgements for a slave."""
     loop_lag: Histogram = Factory(Histogram)
-    """How late the event loop came to a task that was due, or how long a round of it took."""
+    """Delays of the event loop: its lateness for due tasks, and the time of its rounds."""

@@ -374,9 +374,8 @@ class Offsets:
     # --- positions beyond the end of a queue ---
 
     def cut_point(self, topic: str, queue_id: int, position: int) -> int | None:
-        """Where the messages before a position beyond the end of a queue were lost; None when the queue, of
-        this topic, never reached it.
-        """
+        """Offset at which the messages before a position beyond the end of a queue were lost; None when the
+        queue, of this topic, never reached it."""
         config = self._topics.get(topic)
         if config is not None and config.creation is not None and position <= config.creation.earlier_end:
             return None  # an earlier topic of this name did

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 LOCK_MS: Final = 60_000
 FREE_MS: Final = 600_000
-"""How often expired locks are looked for while there are none."""
+"""Milliseconds between two searches for expired locks while no lock exists."""
 
 QUEUES_OF_A_REQUEST: Final = 10_000
 _LISTED: Final = 8

@@ -96,7 +96,7 @@ class Totals:
 
 @define
 class _Latencies:
-    """How long storing took, by RocketMQ's classes, for the running and for the last whole minute."""
+    """Times of storing, by RocketMQ's classes, for the running and for the last whole minute."""
 
     now: list[int] = field(factory=lambda: [0] * len(_LATENCY_NAMES))
     last: list[int] = field(factory=lambda: [0] * len(_LATENCY_NAMES))

@@ -379,7 +379,8 @@ class Topics(VersionedTable[TopicConfig]):
         return undo
 
     def change(self, name: str, row: TopicConfig | None, now: int | None = None) -> Callable[[], None]:
-        """As of each table; a deleted topic is not made again before `ended`. Raises ResponseError."""
+        """Change a row, as in each table; a deleted topic is not made again before `ended`. Raises
+        ResponseError."""
         if row is not None:
             return super().change(name, self._identified(row), now)
         known = self.table.get(name)

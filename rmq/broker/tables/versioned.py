@@ -42,7 +42,7 @@ def run_to_end(work: Slices[T]) -> T:
 
 
 class Quota:
-    """How many names each account or address has created by first use since the start. Names without a
+    """Number of names that each account or address has created by first use since the start. Names without a
     creator do not count."""
 
     def __init__(self) -> None:

@@ -40,7 +40,7 @@ class ConsumeStatus(IntEnum):
 
 
 class MessageModel(IntEnum):
-    """How a group shares messages: each member gets a part of them, or each gets all."""
+    """Way in which a group shares messages: each member gets a part of them, or each gets all."""
 
     BROADCASTING = 0
     CLUSTERING = 1

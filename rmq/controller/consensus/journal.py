@@ -134,7 +134,7 @@ class Journal:
         self.term = 0
         self.vote = ""
         self.is_blank = not members
-        """It began with an empty folder. If its member was one before, it has forgotten what it promised."""
+        """True if it began with an empty folder. A member that existed before has then lost its promises."""
         self.snapshot = Snapshot(members=dict(members))
         self.entries: list[Entry] = []
         self.is_doubtful = False

@@ -164,7 +164,7 @@ class LoginLimit:
         self._failures: OrderedDict[Place, deque[float]] = OrderedDict()
 
     def wait_seconds(self, *places: Place) -> float:
-        """How long a login from these places has to wait; 0: no time."""
+        """Seconds that a login from these places has to wait; 0: none."""
         return max((self._wait(place) for place in places), default=0.0)
 
     def _wait(self, place: Place) -> float:

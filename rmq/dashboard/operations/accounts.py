@@ -79,7 +79,7 @@ def _settings(one: AclAccount | None) -> dict[str, str]:
 
 @frozen
 class Why:
-    """Whether an account may do something, and the rule that decides it."""
+    """The decision on a permission of an account, and the rule that it follows from."""
 
     account: str
     action: str

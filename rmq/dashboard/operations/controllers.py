@@ -169,7 +169,7 @@ async def hand_over(
         int, msgspec.Meta(ge=0, description="The replica; 0: the one with the longest log.")
     ] = 0,
 ) -> Outcome:
-    """Have another replica in sync as the master of a set, and wait for it."""
+    """Make another replica in sync the master of a set, and wait for it."""
     async with call.controllers(await addresses(call)) as found:
         done = await found.hand_over(broker, number, HAND_OVER_SECONDS)
     return Outcome(done.is_done, done.text)
@@ -177,7 +177,7 @@ async def hand_over(
 
 @operation("POST", "/controllers/{broker}/elect", Role.ADMIN)
 async def elect(call: Call, *, broker: str, number: Annotated[int, msgspec.Meta(ge=1)]) -> Outcome:
-    """Have a replica in sync become the next master, without waiting for it."""
+    """Make a replica in sync the next master, without waiting for it."""
     async with call.controllers(await addresses(call)) as found:
         done = await found.elect(broker, number)
     return Outcome(done.is_done, done.text)

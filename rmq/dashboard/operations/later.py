@@ -244,7 +244,7 @@ async def open_transactions(
 
 @operation("POST", "/transactions/resume", Role.OPERATOR)
 async def resume_transaction(call: Call, *, id: str) -> Recalled:
-    """Have the producers of a discarded half message asked again. `id` is its offset id."""
+    """Ask the producers of a discarded half message again. `id` is its offset id."""
     message = await stored_message(call, id)
     await operate_transactions.resume(call.client, id.strip())
     return Recalled(message.message_id)

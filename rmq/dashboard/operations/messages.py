@@ -261,7 +261,7 @@ class Given:
 
 @operation("POST", "/message/give", Role.OPERATOR)
 async def give_message(call: Call, *, topic: str, id: str, group: str, client_id: str = "") -> Given:
-    """Have a member of a group (the first, if none is named) consume a stored message now; offsets stay."""
+    """Pass a stored message to a member of a group (the first, if none is named) now; offsets stay."""
     if client_id:
         await check_member(call, group, client_id)
     stored = await stored_message(call, id, topic)

@@ -48,7 +48,7 @@ class RouteRow:
 
 @operation("GET", "/name-servers/route")
 async def route(call: Call, *, topic: str) -> list[RouteRow]:
-    """Where the name servers send the clients of a topic."""
+    """The brokers to which the name servers send the clients of a topic."""
     return [
         RouteRow(
             one.cluster,

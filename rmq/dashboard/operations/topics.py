@@ -193,8 +193,8 @@ def _part(broker: str, config: TopicConfig) -> TopicPart:
 
 @frozen
 class TopicChange:
-    """What a change of a topic does, or has done. `before` is empty for a new topic; `done` is unset in a
-    preview. `seen` is the fingerprint of `before`."""
+    """The effect of a change of a topic, planned or done. `before` is empty for a new topic; `done` is unset
+    in a preview. `seen` is the fingerprint of `before`."""
 
     topic: str
     before: list[TopicPart]

@@ -49,7 +49,7 @@ async def member(page: Page) -> Response:
 
 @page("/groups/{group}/times")
 async def times(page: Page) -> Response:
-    """How late a group is in each queue of a topic."""
+    """The lag in time of a group, for each queue of a topic."""
     name, topic = page.path("group"), page.query.get("topic", "")
     rows = await page.perform("consume_times", group=name, topic=topic)
     return page.show("times.html", name=name, topic=topic, rows=rows)

@@ -40,7 +40,7 @@ async def message(page: Page) -> Response:
 
 @page("/messages/give", "POST")
 async def give(page: Page) -> Response:
-    """Have a group consume the message now."""
+    """Pass the message to a group now."""
     form = page.form
     given = {"topic": form.get("topic", ""), "id": form.get("id", "")}
     done = await page.perform(
@@ -107,7 +107,7 @@ class Picture:
 
 
 def picture(trace: TraceView) -> Picture | None:
-    """Where the steps of a trace are drawn: a lane for each kind, group and client."""
+    """The layout of a trace's steps: a lane for each kind, group and client."""
     if not trace.steps:
         return None
     begin = min(step.begin_ms for step in trace.steps)

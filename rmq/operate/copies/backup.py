@@ -385,7 +385,7 @@ def _size(path: pathlib.Path) -> int:
 def paced(
     rate: float, clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], Any] = time.sleep
 ) -> Pace:
-    """What waits so that no more than `rate` bytes a second are copied; 0 is no bound."""
+    """A brake that waits so that no more than `rate` bytes a second are copied; 0 is no bound."""
     began, done = clock(), 0
 
     def pace(count: int) -> None:

@@ -165,7 +165,7 @@ class Acceptor:
         self.delayed = 0
         self.failed = 0
         """Connections that spoke and proved nothing: their certificate, secret or protocol is not taken."""
-        """How many had to wait for their turn."""
+        """Number of connections that had to wait for their turn."""
         self._rate = AddressRate(per_second, BURST_SECONDS)
         self._holders = by_address(gateways)
         self._shares = Shares(self.most)
@@ -424,7 +424,7 @@ def _soft_limit() -> float:
 
 
 def descriptor_limit() -> int | None:
-    """How many files and connections this process may open; None without a limit."""
+    """Number of files and connections that this process may open; None without a limit."""
     soft = _soft_limit()
     return int(soft) if soft < math.inf else None
 

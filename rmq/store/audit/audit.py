@@ -96,12 +96,12 @@ class Report:
 
     @property
     def log_folder(self) -> str:
-        """Where the log's files are."""
+        """The folder of the log's files."""
         return self.commit_log or os.path.join(self.folder, "commitlog")
 
     @property
     def is_clean(self) -> bool:
-        """Nothing was found."""
+        """True if nothing was found."""
         return not self.counts
 
 
@@ -303,7 +303,7 @@ def _is_text(data: bytes) -> bool:
 
 
 def _note_tail(run: Segments, position: int, report: Report, *, final: bool) -> None:
-    """Nothing good comes any more: the log's end when only zeros do."""
+    """Report the rest after the last good record: the log's end, when the rest is zeros."""
     used = _last_used(run, position)
     if used > position:
         reason = _why(run, position)

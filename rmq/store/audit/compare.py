@@ -47,7 +47,7 @@ class Log:
     digests: dict[int, str] = field(factory=dict)
 
     def pieces(self, start: int, stop: int) -> Iterator[tuple[int, int]]:
-        """Where pieces begin and end that lie from `start` to `stop`; none crosses a file."""
+        """Begins and ends of the pieces from `start` to `stop`; no piece crosses a file."""
         at = start
         while at < stop:
             base = at - at % self.file_size

@@ -88,7 +88,8 @@ class IndexAudit:
             segment.close()
 
     def _find(self, segment: Segment, pattern: bytes) -> int:
-        """Where these bytes are behind the header, at a place where the first entry may be; 0 if nowhere."""
+        """Position of these bytes behind the header, at a place where the first entry may be; 0 if
+        nowhere."""
         at, size = HEADER, segment.size
         while at < size:
             start, stop = segment.data_after(at)

@@ -101,7 +101,8 @@ def _places_in(row: bytes) -> tuple[int, int] | None:
 
 
 def _start_in(row: bytes) -> int | None:
-    """Where the log begins; None when it is not known, or an older version of ours was the last to write."""
+    """Offset at which the log begins; None when it is not known, or an older version of rmq was the last to
+    write."""
     magic, start = _START.unpack_from(row.ljust(_ROWS, b"\0"), _ROW)
     if magic != _START_MAGIC or row[-_CRC.size :] != _CRC.pack(zlib.crc32(row[: -_CRC.size])):
         return None

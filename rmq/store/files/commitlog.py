@@ -224,7 +224,7 @@ class CommitLog:
         return -1 if head is None else store_timestamp(head, 0)
 
     def next_file(self, physical_offset: int) -> int:
-        """Where the file after that of `physical_offset` starts."""
+        """Start of the file after the one of `physical_offset`."""
         return physical_offset - physical_offset % self.file_size + self.file_size
 
     # ---- syncing ----

@@ -98,7 +98,7 @@ class ConsumeQueue:
 
     @property
     def units_per_file(self) -> int:
-        """How many units a file holds."""
+        """Number of units that a file holds."""
         return self._files.file_size // UNIT
 
     # ---- opening ----
@@ -190,7 +190,7 @@ class ConsumeQueue:
         return UNIT_FORM.unpack(view)
 
     def physical_end(self) -> int:
-        """Where the record of the last unit ends; 0 without one."""
+        """End of the record of the last unit; 0 without one."""
         last = self.end - 1
         if last < self.tail_start and not self._files.start <= last * UNIT < self._files.stop:
             return 0  # trimmed and cut away: the numbers go on, but no unit is left
@@ -424,7 +424,7 @@ class ConsumeQueue:
 
 
 def _record_end(unit: Unit) -> int:
-    """Where the record of a unit ends; 0 for a filler."""
+    """End of the record of a unit; 0 for a filler."""
     physical, size, _ = unit
     return 0 if size == FILLER_SIZE else physical + size
 

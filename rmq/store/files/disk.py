@@ -166,7 +166,7 @@ class Disk(Protocol):
         ...
 
     def usage(self, path: str) -> DiskUsage:
-        """How full the file system of `path` (or of its nearest existing parent) is."""
+        """Usage of the file system of `path` (or of its nearest existing parent)."""
         ...
 
     def lock(self, path: str) -> Lock:

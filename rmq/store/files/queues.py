@@ -110,7 +110,7 @@ class Queues:
         return removed
 
     def give_up_before(self, topic: str, queue_id: int, index: int, log_start: int) -> int:
-        """Have a queue begin at `index`; return the number of messages that cannot be read any more."""
+        """Set the begin of a queue to `index`; return the number of messages that cannot be read any more."""
         queue = self.find(topic, queue_id, log_start)
         if queue is None or index <= queue.start:
             return 0
@@ -345,7 +345,7 @@ class Queues:
 
     @property
     def is_trimmed(self) -> bool:
-        """Nothing is left for `trim_some`."""
+        """True if nothing is left for `trim_some`."""
         return not self._to_trim
 
     def trim_some(self, log_start: int) -> int:

@@ -40,7 +40,7 @@ else:
 
 BLANK_SIZE = 8
 SECTOR = 512
-"""What a disk writes whole, of the pages that a system gives it."""
+"""Bytes that a disk writes whole, of the pages that a system gives it."""
 _PIECE = 1 << 18
 _MAGIC_BYTES = MESSAGE_MAGIC.to_bytes(4, "big")
 _ZEROS = re.compile(rb"\0+")
@@ -323,7 +323,7 @@ def _outline(segments: Segments, position: int) -> Scanned | None:
 
 
 def _body_of(segments: Segments, position: int) -> tuple[int, int]:
-    """Where the body of the record at `position` lies; (0, 0) if its head or its sizes do not fit."""
+    """Begin and end of the body of the record at `position`; (0, 0) if its head or its sizes do not fit."""
     data = segments.copy(position, FIXED_SIZE + 24)
     if head_at(segments, position) is None or len(data) < FIXED_SIZE + 24:
         return 0, 0

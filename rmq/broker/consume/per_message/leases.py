@@ -42,7 +42,7 @@ BATCHES_OF_A_STEP: Final = 256
 """Leases that one step ends; the event loop serves others between two steps."""
 DEAD_LETTERS_OF_A_STEP: Final = 100
 RETRY_SECONDS: Final = 5.0
-"""How long a message waits that cannot become a dead letter now."""
+"""Wait in seconds of a message that cannot become a dead letter now."""
 _TIMES: Final = 1024
 
 log = logging.getLogger("rmq.broker")
@@ -116,8 +116,8 @@ class Leases:
         return self._shares
 
     def room(self, topic: TopicDelivery, taker: Holders, most: int) -> int:
-        """How many more messages of a topic may be taken, of `most` in all, by the shares of the holders that
-        have taken the others; a topic of which none is out counts for `taker` from now on."""
+        """Number of further messages of a topic that may be taken, of `most` in all, by the shares of the
+        holders that have taken the others; a topic of which none is out counts for `taker` from now on."""
         if not topic.out:
             topic.holders = taker
         return self.shares(most).room(topic.holders)
@@ -142,7 +142,7 @@ class Leases:
         self._on_deadline(self._clock())
 
     def _doom(self, batch: Batch) -> None:
-        """Have a recovered batch become dead letters."""
+        """Make dead letters of a recovered batch."""
         self._dying.append(batch)
         self._on_deadline(self._clock())
 
@@ -177,9 +177,8 @@ class Leases:
     # ---- what consumers say ----
 
     def acknowledge(self, topic: TopicDelivery | None, handles: Handles, on_done: OnHandled) -> None:
-        """Have messages finished. `on_done` is called with the outcome of each handle when that is as safe as
-        the broker's settings ask; at once where nothing has to be written.
-        """
+        """Finish messages. `on_done` is called with the outcome of each handle when that is as safe as the
+        broker's settings ask; at once where nothing has to be written."""
         outcomes, changes = self._changes(topic, handles)
         for change in changes:
             self._ledger.finish(change)
@@ -205,7 +204,8 @@ class Leases:
         return changes
 
     def dead_letter(self, topic: TopicDelivery | None, handles: Handles, on_done: OnHandled) -> None:
-        """Have messages become dead letters now. As `acknowledge`. Raises StoreError, ResponseError."""
+        """Make dead letters of messages now; `on_done` as in `acknowledge`. Raises StoreError,
+        ResponseError."""
         outcomes, changes = self._changes(topic, handles)
         changes = [change for change in changes if change.batch is not None or self._is_unfinished(change)]
         for change in changes:
@@ -280,9 +280,8 @@ class Leases:
     def extend(
         self, topic: TopicDelivery | None, handle: Handle, invisible_ms: int, owner: object, broker: str
     ) -> str:
-        """Have a lease end `invisible_ms` after now. Return the new handle; the old one acknowledges as well.
-        Raises ResponseError.
-        """
+        """Set the end of a lease to `invisible_ms` after now. Return the new handle; the old one acknowledges
+        as well. Raises ResponseError."""
         queue, batch = self._found(topic, handle)
         if batch is None:
             raise lease_ended(handle, "the message is finished, or was given back")
@@ -433,7 +432,7 @@ class Leases:
     # ---- what the journal has ----
 
     def apply(self, changes: Sequence[Change], is_written: bool) -> None:
-        """Have changes hold that are in the log; or go on without them."""
+        """Apply changes that are in the log, or drop changes that were not written."""
         moved: dict[QueueDelivery, None] = {}
         for change in changes:
             queue, batch = change.queue, change.batch
@@ -465,7 +464,7 @@ class Leases:
             self._on_ready(queue.topic)
 
     def reset(self, queue: QueueDelivery, base: int) -> None:
-        """Have a queue go on at `base`, whatever was taken or finished."""
+        """Move a queue to `base`, whatever was taken or finished."""
         for batch in queue.batches():
             self._remove(batch)
             self.count_out(queue.topic, -batch.count)

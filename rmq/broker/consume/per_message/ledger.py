@@ -142,7 +142,7 @@ class Ledger:
         return self._ids
 
     def finish(self, change: Change) -> None:
-        """Have messages finished, once it is written."""
+        """Mark messages as finished, after the change is written."""
         queue = change.queue
         self._pieces.append(journal.done(queue.row_id, queue.frontier, change.start, change.mask))
         self._changes.append(change)
@@ -164,7 +164,7 @@ class Ledger:
         self.rows[queue.row_id] = queue
 
     def drop(self, queue: QueueDelivery) -> None:
-        """Have changes of a queue that were added, and are not written, do nothing more."""
+        """Cancel the added changes of a queue that are not written."""
         self._changes = [change for change in self._changes if change.queue is not queue]
         self._writing = [change for change in self._writing if change.queue is not queue]
 

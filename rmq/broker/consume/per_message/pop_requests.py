@@ -298,7 +298,7 @@ def _offset_texts(handed: Sequence[Handed]) -> tuple[str, str]:
 
 
 def _order_counts(handed: Sequence[Handed]) -> str:
-    """How often each message of an ordered pop failed before, for the client to count its attempts."""
+    """Number of earlier failures of each message of an ordered pop, for the client to count its attempts."""
     return ";".join(
         f"0 qo{one.queue_id}%{offset} {one.attempt - 1}" for one in handed for offset in one.offsets()
     )

@@ -51,7 +51,7 @@ class TopicDelivery:
     turn: int = 0
     """The queue from which the next messages are taken first."""
     used_at: float = 0.0
-    """When a message was last asked for, in seconds of the broker's clock."""
+    """Time of the last request for a message, in seconds of the broker's clock."""
     is_refusing_pulls: bool = False
     taken_ms: int = 0
     """No batch is taken at an earlier time: two leases of one message never look the same."""
@@ -93,7 +93,7 @@ class Batch:
     refused: dict[Any, int] | None = None
     """Of a ready batch: the choosers that take none of it, with their versions."""
     due: float = math.inf
-    """When the batch is looked at; infinite: nobody does."""
+    """Time of the next look at the batch; infinite: none."""
 
     @property
     def count(self) -> int:
@@ -157,7 +157,8 @@ class QueueDelivery:
         return bool(self.leased or self.waiting or self.ready or (self.groups and self.groups.free))
 
     def set_order(self, in_order: bool) -> bool:
-        """Have messages taken by message group, or not. Return whether it is so; not while some are out."""
+        """Set whether messages are taken by message group. Return True if it is set; never while some are
+        out."""
         if (self.groups is not None) is in_order:
             return True
         if self.is_out:
@@ -226,7 +227,7 @@ class QueueDelivery:
         return any(self.has(batch, offset) for batch in self._blocks.get(offset // BLOCK, ()))
 
     def attempts(self, offset: int) -> int:
-        """How often a message that is not leased was delivered; at least 1."""
+        """Number of deliveries of a message that is not leased; at least 1."""
         batches = (batch for batch in (*self.waiting, *self.ready) if self.has(batch, offset))
         batch = next(batches, None)
         return max(1, self.tried(offset)[0] if batch is None else batch.attempt)

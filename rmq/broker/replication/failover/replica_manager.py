@@ -95,7 +95,7 @@ class ReplicaIdentity:
         self.last = 0
         """The last epoch that this broker knew of."""
         self.began = ""
-        """Which set it was of last (`BrokerSet.began`)."""
+        """Identity of its last set (`BrokerSet.began`)."""
         self._chance = chance
         self.saved = SavedSet(disk, folder)
         data = disk.load(self._path)
@@ -134,7 +134,7 @@ class ReplicaIdentity:
         self.save(())
 
     def save(self, epochs: Epochs) -> None:
-        """Have these epochs, on the disk when this returns."""
+        """Set the epochs; they are on the disk when this returns."""
         last = max(self.last, epochs[-1][0]) if epochs else self.last
         table = {
             "identity": self.identity,
@@ -180,7 +180,7 @@ class ReplicaManager:
         self._is_founder = is_founder
         self.replica: Replica | None = None
         self.leaves = False
-        """It stops."""
+        """True while it stops."""
         self.hangs = False
         """Its disk has not answered for a while."""
         self._heard_at = clock()
@@ -442,7 +442,7 @@ class ReplicaManager:
 
     @property
     def epochs(self) -> Epochs:
-        """Where epochs begin in our log."""
+        """Epochs of the own log, with their begins."""
         return self._replica.epochs
 
     def led(self) -> tuple[int, Epochs]:

@@ -66,7 +66,7 @@ class FailoverReplica(Role):
         return not manager.refusal() or (manager.stepping_down and manager.has_lease())
 
     def report(self, number: int, offset: int) -> None:
-        """As of any replica of the set."""
+        """Pass on a report, as of any replica of the set."""
         if self.epoch:
             self.manager.report(number, offset)
 
