@@ -43,6 +43,10 @@ pytestmark = [
 ]
 
 
+IS_IN_TMP = any(pathlib.Path(path).is_relative_to("/tmp") for path in (sys.executable, DEPLOY))
+"""Whether this checkout or its interpreter lies where units with PrivateTmp see nothing."""
+
+
 @frozen
 class Systemd:
     """One that runs; `pid` is of the first process in its namespaces."""
@@ -133,6 +137,8 @@ def write_units(folder: pathlib.Path) -> None:
         kept = [line for line in lines if not line.startswith(CHANGED)]
         assert len(lines) - len(kept) == len(CHANGED)
         text = "\n".join(kept).replace("WatchdogSec=30", "WatchdogSec=3").replace("/etc/rmq/", f"{PLACE}/")
+        if IS_IN_TMP:
+            text = text.replace("PrivateTmp=yes\n", "")
         (folder / f"{unit}.service").write_text(text.replace("/opt/rmq/bin/rmq", f"{PLACE}/rmq") + "\n")
         settings = (DEPLOY / "systemd" / f"{service}.conf").read_text()
         settings = re.sub(r"/var/log/rmq/\w+", f"{PLACE}/home/.config/log/rmq/{unit}", settings)
