@@ -27,6 +27,7 @@ from rmq.errors import ConfigError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+    from pyspark.sql.datasource import DataSource
 
 
 JAVA_MIN: Final = 17
@@ -98,7 +99,17 @@ def register(spark: SparkSession) -> None:
         of_java.setActiveSession(spark._jsparkSession)
     for module in _SOURCES:
         if importlib.util.find_spec(module) is not None:
-            spark.dataSource.register(importlib.import_module(module).DefaultSource)
+            _register_source(spark, importlib.import_module(module).DefaultSource)
+
+
+def _register_source(spark: SparkSession, source: type[DataSource]) -> None:
+    from pyspark.errors import AnalysisException
+
+    try:
+        spark.dataSource.register(source)
+    except AnalysisException as error:  # Spark 4.0, where it has found the source by itself
+        if "DATA_SOURCE_ALREADY_EXISTS" not in str(error):
+            raise
 
 
 # --- Java ---

@@ -283,3 +283,18 @@ def test_the_lists_of_sparks_own_zips_are_read_once_and_others_anew(
     assert {Path(archive).name for archive in read} == {"mine.zip"}
     with pytest.raises(ModuleNotFoundError):
         importlib.import_module("kept_one.third")
+
+
+def test_a_source_that_spark_knows_already_is_no_error() -> None:
+    """Spark 4.0 refuses to register a source that it has found by itself."""
+    from pyspark.errors import AnalysisException
+
+    said = ["DATA_SOURCE_ALREADY_EXISTS", "DATA_SOURCE_ALREADY_EXISTS", "INVALID_SOURCE"]
+
+    def refuse(source: Any) -> None:
+        raise AnalysisException(f"[{said.pop(0)}] Data source '{source.name()}'")
+
+    spark: Any = SimpleNamespace(dataSource=SimpleNamespace(register=refuse))
+    register(spark)
+    with pytest.raises(AnalysisException, match="INVALID_SOURCE"):
+        register(spark)
