@@ -113,7 +113,8 @@ class CompiledBroker(Broker):
         lanes.is_indexed = self.store.config.message_index_enable
         lanes.is_open = not self.hooks.stored and self.hooks.take_runs
         lanes.is_signed = bool(self.hooks.requests)
-        self._pull_lanes.reset(not self.hooks.requests, self.config.slave_read_enable)
+        is_open = not self.hooks.requests and not self.hooks.quotas
+        self._pull_lanes.reset(is_open, self.config.slave_read_enable)
 
     def handle(self, requests: list[Command], connection: Connection) -> int:
         """As `Broker.handle`. A run that goes the long way is replaced by its commands in `requests`."""

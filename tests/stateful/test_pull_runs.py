@@ -394,6 +394,17 @@ def test_offsets_that_come_with_pulls_are_committed(answered: list[int]) -> None
     assert pulls.broker.offsets.get("readers", "Orders", 0) == 4
 
 
+def test_a_queue_that_was_made_again_has_a_lane_of_its_own(answered: list[int]) -> None:
+    pulls = Pulls()
+    for _ in range(2):
+        pulls.give(pulls.frame())
+    pulls.machine.both(lambda side: side.store.remove_topic("Orders"))
+    pulls.machine.sends_in_a_row(seed=3, count=40, at=0, others=0, fails=False)
+    for _ in range(2):
+        pulls.give(pulls.frame())
+    assert answered == [1, 0, 1]
+
+
 def test_pulls_in_runs_end_where_all_replicas_have_the_log(answered: list[int]) -> None:
     pulls = Pulls()
     pulls.give(pulls.frame())
