@@ -44,7 +44,9 @@ EXPRESSIONS = ("*", "*", "TagA", "T || x", "T||TagA||none", "", "color = 'blue'"
 ODD_VALUES = ("01", "-0", "-1", "+1", "1.0", "", "x", "2147483648", "9" * 18, "9" * 19, "\\u0031", "é")
 
 
-def pull_frame(opaque: int, fields: dict[str, Any], *, style: str = "java", code: int = 11) -> bytes:
+def pull_frame(
+    opaque: int, fields: dict[str, Any], *, style: str = "java", code: int = 11, flag: int = 0
+) -> bytes:
     """The frame of a pull; `fields` replace those of an ordinary one, or take them out by None."""
     ext: dict[str, Any] = {
         "consumerGroup": "readers",
@@ -60,7 +62,7 @@ def pull_frame(opaque: int, fields: dict[str, Any], *, style: str = "java", code
         "expressionType": "TAG",
     }
     ext |= fields
-    return json_frame(code, opaque, 0, {k: v for k, v in ext.items() if v is not None}, b"", style)
+    return json_frame(code, opaque, flag, {k: v for k, v in ext.items() if v is not None}, b"", style)
 
 
 def odd_fields(chance: Random) -> dict[str, Any]:
@@ -426,6 +428,33 @@ def test_pulls_in_runs_end_where_all_replicas_have_the_log(answered: list[int]) 
     assert pulls.broker.reader.unconfirmed == {("Orders", 0): None}
     pulls.give(pulls.frame(queueOffset="5"))
     assert answered == [2, 0]
+
+
+@pytest.mark.parametrize("flag", [1, 2])
+def test_one_way_requests_and_responses_are_no_plain_pulls(flag: int, answered: list[int]) -> None:
+    pulls = Pulls()
+    for _ in range(2):
+        pulls.give(pulls.frame())
+    pulls.give(pull_frame(1_000, {}, flag=flag))
+    assert answered == [1]
+
+
+def test_readers_far_behind_are_sent_to_the_broker_that_their_group_names(answered: list[int]) -> None:
+    pulls = Pulls()
+    pulls.give(pulls.frame())
+    for side in pulls.sides:
+        group = side.broker.groups.table["readers"]
+        side.broker.groups.table["readers"] = evolve(group, which_broker_when_consume_slowly=2)
+        side.store._memory = 5_000  # of which two fifths count
+        config = evolve(side.broker.config, slave_read_enable=True)
+        side.broker.settings.replace(config, side.store.config)
+    end = pulls.sides[0].store.max_offset("Orders", 0)
+    pulls.give(pulls.frame())
+    for offset in (0, end - 1):
+        pulls.give(pulls.frame(queueOffset=str(offset), maxMsgNums="1"))
+    assert answered == [1, 1]
+    found = [pulls.sides[0].store.get("Orders", 0, offset, 1).suggests_slave for offset in (0, end - 1)]
+    assert found == [True, False]
 
 
 def test_a_pull_of_expired_messages_is_sent_to_the_first_that_is_left(answered: list[int]) -> None:
