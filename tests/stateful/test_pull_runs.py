@@ -30,6 +30,7 @@ from rmq.protocol.codes import (
 )
 from rmq.protocol.command import Command
 from rmq.protocol.frames import encode
+from rmq.store.config import BrokerRole
 from rmq.store.files.consumequeue import UNIT, UNIT_FORM
 from tests.compiled import COMPILED, HAS_COMPILED
 from tests.stateful.engine_machine import Engines
@@ -437,6 +438,40 @@ def test_one_way_requests_and_responses_are_no_plain_pulls(flag: int, answered: 
         pulls.give(pulls.frame())
     pulls.give(pull_frame(1_000, {}, flag=flag))
     assert answered == [1]
+
+
+def test_a_busy_connection_gets_one_message_a_pull(answered: list[int]) -> None:
+    pulls = Pulls()
+    for is_busy in (False, False, True):
+        for side in pulls.sides:
+            side.peers[0].is_busy = is_busy
+        pulls.give(pulls.frame(), pulls.frame())
+    assert answered == [2, 0]
+    count_of_one = pulls.sides[0].store.get("Orders", 0, 0, 32).count
+    assert pulls.broker.stats.totals_out()[0][1] == 4 * count_of_one + 2
+
+
+def test_a_broker_that_stops_answers_no_pull(answered: list[int]) -> None:
+    pulls = Pulls()
+    pulls.give(pulls.frame())
+    for side in pulls.sides:
+        side.peers[0].reset_on_close = lambda: None  # type: ignore[attr-defined]
+    pulls.machine.both(lambda side: side.broker.readers.fall_silent())
+    pulls.give(pulls.frame(sysFlag="6"))
+    assert answered == [0]
+    assert pulls.broker.parked_pulls.count == 1
+
+
+def test_a_slave_commits_no_offset(answered: list[int]) -> None:
+    pulls = Pulls()
+    pulls.give(pulls.frame())
+    for side in pulls.sides:
+        limits = evolve(side.store.config, broker_role=BrokerRole.SLAVE)
+        side.broker.settings.replace(side.broker.config, limits)
+    for _ in range(2):
+        pulls.give(pulls.frame(sysFlag="5", commitOffset="3"))
+    assert answered == [1]
+    assert pulls.broker.offsets.get("readers", "Orders", 0) == -1
 
 
 def test_readers_far_behind_are_sent_to_the_broker_that_their_group_names(answered: list[int]) -> None:
