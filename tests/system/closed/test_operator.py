@@ -237,7 +237,7 @@ def test_accounts_are_exported_without_secrets_and_imported(closed: Closed, tmp_
     assert closed.ok("import", str(file)) == "nothing to change\n"
 
     closed.ok("acl", "set", "owner-app", "--topic", "Other=SUB", "--white", "10.0.0.7", "--yes")
-    assert "changes made" in closed.ok("import", str(file), "--yes")
+    assert "1 change made" in closed.ok("import", str(file), "--yes")
     assert closed.ok("import", str(file)) == "nothing to change\n"
     assert closed.rmq("acl", "list")[::2] == (0, ""), "slaves and name servers have them too"
     (owner,) = [row for row in rows(closed, "acl", "list") if row["access_key"] == "owner-app"]
