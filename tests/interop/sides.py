@@ -149,6 +149,14 @@ async def only_letter(client: rmq.Client, group: str) -> rmq.DeadLetter:
     return letter
 
 
+async def caught_up(client: rmq.Client, group: str) -> None:
+    """Wait until a group has committed all of its messages. A consumer of another language whose request to
+    give a message up is not answered yet when it is stopped gives the message up once more."""
+    with trio.fail_after(30):
+        while (await client.admin.consume_stats(group)).lag:
+            await trio.sleep(0.2)
+
+
 async def check_pulls(client: rmq.Client, theirs: Driver, topic: str, group: str) -> None:
     """A pull consumer of another language reads each queue from offset 4 on."""
     results = await send(client, topic, [f"m{number}" for number in range(40)])

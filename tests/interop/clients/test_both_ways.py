@@ -21,6 +21,7 @@ from tests.interop.driver import Driver
 from tests.interop.rocketmq import Java, Processes
 from tests.interop.sides import (
     by_key,
+    caught_up,
     check_broadcast,
     check_pulls,
     client_of,
@@ -178,6 +179,7 @@ async def test_what_a_java_consumer_gives_up_is_sent_again(cluster: Cluster, cli
     await failing.until(lambda: len(failing.bodies) == 3, "two retries")
     assert failing.told("times") == [0, 1, 2]
     letter = await only_letter(client, "j-fails")
+    await caught_up(client, "j-fails")
     await failing.stop()
     assert (letter.topic, letter.message_id) == (topic, sent.message_id)
 

@@ -11,7 +11,15 @@ import time
 import pytest
 
 import rmq
-from tests.interop.sides import Beside, check_broadcast, consuming, only_letter, send, what_they_send
+from tests.interop.sides import (
+    Beside,
+    caught_up,
+    check_broadcast,
+    consuming,
+    only_letter,
+    send,
+    what_they_send,
+)
 
 pytestmark = pytest.mark.interop
 
@@ -82,6 +90,7 @@ async def test_a_message_that_their_consumer_gives_up_is_a_dead_letter(
     await failing.until(lambda: len(failing.bodies) == 3, "two retries")
     assert failing.told("times") == [0, 1, 2]
     letter = await only_letter(client, group)
+    await caught_up(client, group)
     await failing.stop()
     assert (letter.topic, letter.message_id) == (topic, sent.message_id)
     assert (await client.redrive(group)).sent == 1
