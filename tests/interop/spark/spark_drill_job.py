@@ -46,7 +46,8 @@ def main(names: str, broker: str, folder: str) -> None:
         return spark.readStream.format("rmq").options(**source).load().select("body")
 
     def take(frame: DataFrame, batch_id: int) -> None:
-        some = frame.mapInArrow(slow, "body binary") if batch_id in (0, 2) else frame
+        # The last batch meets no fault: in the others the slow task may be on the executor that is lost.
+        some = frame.mapInArrow(slow, "body binary") if batch_id in (0, 2, 3) else frame
         some.write.format("rmq").options(**sink, topic="Batches").mode("append").save()
         print(f"batch {batch_id}", flush=True)
 
