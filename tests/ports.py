@@ -1,12 +1,12 @@
 """Ports of loopback for servers that must know theirs before they start, or have it again after a restart.
 
-They lie below those that the system gives to outgoing connections: between a server's stop and its next start
-no connection of another test can take its port. A port is given once in a process.
+They lie below those that the system gives to outgoing connections, and no other process of tests gives them
+out: between a server's stop and its next start neither a connection nor another test can take its port. A
+port is given once in a process, as long as there are others.
 """
 
 from __future__ import annotations
 
-import itertools
 import os
 import random
 import socket
@@ -15,16 +15,55 @@ from typing import Final
 FIRST: Final = 15_000
 LAST: Final = 32_000
 """Linux gives outgoing connections ports from 32,768 on."""
+BLOCK: Final = 50
+"""Ports that a process claims at a time."""
 
-_starts = itertools.cycle(random.Random(os.getpid()).sample(range(FIRST, LAST, 10), (LAST - FIRST) // 10))
+
+class Ports:
+    """The ports that one process of tests gives out. It claims blocks of them, each by a UDP socket on the
+    first port of the block, which the system closes when the process ends."""
+
+    def __init__(self, seed: int) -> None:
+        self._unclaimed = random.Random(seed).sample(range(FIRST, LAST, BLOCK), (LAST - FIRST) // BLOCK)
+        self._claims: list[tuple[int, socket.socket]] = []
+        self._again = 0  # of the claimed blocks the next to be used again, once there are no others
+        self._next = self._stop = 0
+
+    def take(self, count: int) -> list[int]:
+        """So many free ports in a row."""
+        while True:
+            if self._next + count > self._stop:
+                self._next = self._block()
+                self._stop = self._next + BLOCK
+            ports = range(self._next, self._next + count)
+            self._next += count
+            if all(map(_is_free, ports)):
+                return list(ports)
+
+    def _block(self) -> int:
+        while self._unclaimed:
+            start = self._unclaimed.pop()
+            claim = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+            try:
+                claim.bind(("127.0.0.1", start))
+            except OSError:  # another process has it
+                claim.close()
+                continue
+            self._claims.append((start, claim))
+            return start
+        self._again += 1
+        return self._claims[self._again % len(self._claims)][0]
+
+
+_by_process: dict[int, Ports] = {}  # a fork has its own
 
 
 def free_ports(count: int) -> list[int]:
     """So many free ports in a row, at most ten."""
-    while True:
-        ports = range(start := next(_starts), start + count)
-        if all(map(_is_free, ports)):
-            return list(ports)
+    pid = os.getpid()
+    if pid not in _by_process:
+        _by_process[pid] = Ports(pid)
+    return _by_process[pid].take(count)
 
 
 def _is_free(port: int) -> bool:
