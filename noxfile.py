@@ -33,7 +33,7 @@ def tests(session: nox.Session) -> None:
 def slow(session: nox.Session) -> None:
     """The second part of the tests, which tests/slow.txt names: processes, Spark, seeds of the simulation."""
     session.install("-e", ".[test]")
-    session.run("python", "-m", "pytest", "-m", "slow", "tests", "-n", "2", *session.posargs)
+    session.run("python", "-m", "pytest", "-m", "slow and not long", "tests", "-n", "2", *session.posargs)
 
 
 @nox.session
