@@ -95,16 +95,15 @@ class Pull:
             self._hold(request, header, connection)
         else:
             self._answer(request, header, connection, group, result, code)
-        if header.sys_flag & PULL_COMMIT_OFFSET and self._settings.store.broker_role is not BrokerRole.SLAVE:
-            self._offsets.commit(
-                header.consumer_group,
-                header.topic,
-                header.queue_id,
-                header.commit_offset,
-                connection.peer_address,
-                connection,
-            )
+        if header.sys_flag & PULL_COMMIT_OFFSET:
+            place = header.consumer_group, header.topic, header.queue_id
+            self.commit(*place, header.commit_offset, connection)
         return None
+
+    def commit(self, group: str, topic: str, queue_id: int, offset: int, connection: Connection) -> None:
+        """Commit the offset that came with a pull; a slave drops it. Raises as `offsets.commit` does."""
+        if self._settings.store.broker_role is not BrokerRole.SLAVE:
+            self._offsets.commit(group, topic, queue_id, offset, connection.peer_address, connection)
 
     # ---- reading and answering ----
 

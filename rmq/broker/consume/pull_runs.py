@@ -20,7 +20,6 @@ from rmq.protocol.command import Command
 from rmq.protocol.frames import encode_pull_reply_head
 from rmq.protocol.headers import PullMessageRequestHeader
 from rmq.remoting.limits import TURN_SECONDS
-from rmq.store.config import BrokerRole
 from rmq.store.reader import FOUND, SCAN_UNITS, SMALL_BYTES, readable_end
 
 if TYPE_CHECKING:
@@ -80,7 +79,6 @@ class PullRuns:
         self._topics = tables.topics
         self._groups = tables.groups
         self._clients = tables.clients
-        self._offsets = tables.offsets
         self._stats = tables.stats
         self._reader, self._pull = readers.reader, readers.pull
         self._role = role
@@ -119,11 +117,9 @@ class PullRuns:
 
     def _commit(self, run: PullRun, first: int, stop: int, connection: Connection) -> None:
         """Commit the offsets that came with these pulls."""
-        if self._settings.store.broker_role is BrokerRole.SLAVE:
-            return
         for number, group, topic, queue_id, offset in run.committed(first, stop):
             try:
-                self._offsets.commit(group, topic, queue_id, offset, connection.peer_address, connection)
+                self._pull.commit(group, topic, queue_id, offset, connection)
             except Exception as error:
                 request = run.commands(number)[0]
                 self._respond(request, error_response(request, error), connection)

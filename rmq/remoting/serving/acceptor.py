@@ -232,10 +232,13 @@ class Acceptor:
                 return "address"
         elif self._shares.full(holders):
             return "address"
-        if stream.descriptor < 0:
-            return ""
-        is_full = self._descriptors.used >= self._most_descriptors
-        return "descriptors" if is_full or stream.descriptor >= self._last_descriptor else ""
+        is_last = self._has_all_descriptors or stream.descriptor >= self._last_descriptor
+        return "descriptors" if stream.descriptor >= 0 and is_last else ""
+
+    @property
+    def _has_all_descriptors(self) -> bool:
+        """True if the connections of all services have as many descriptors as leave this one none."""
+        return self._descriptors.used >= self._most_descriptors
 
     def _words(self, reason: str, guest: Guest) -> str:
         if reason == "connections":
@@ -248,7 +251,7 @@ class Acceptor:
             return f"its address connects more than {self.per_second:g} times a second (the limit)"
         most = (
             f"all connections together have {self._descriptors.used} descriptors"
-            if self._descriptors.used >= self._most_descriptors
+            if self._has_all_descriptors
             else f"{self._last_descriptor:g} descriptors are in use"
         )
         return f"{most}, the rest are reserved for files and other ports (raise ulimit -n)"
