@@ -1,11 +1,10 @@
-# What a client does with each message that it pulls, and with each that it sends by a pipeline: a part of
-# `_engine.pyx`, which includes it.
+# A client's work for each message that it pulls, or sends by a pipeline: a part of `_engine.pyx`, which includes
+# this file.
 #
-# `PulledReader` stands for four functions of `rmq.client.consume.message_view`. It knows a record with two IPv4 hosts
-# whose body is not compressed, and properties that differ from those of the message before in nothing but
-# their unique key, in ASCII; everything else, and everything damaged, it leaves to the functions in Python.
-# `BatchBody` is filled with messages whose texts are ASCII, that are sent at once and not compressed; what it
-# does not take Python encodes.
+# `PulledReader` replaces four functions of `rmq.client.consume.message_view`. It reads a record with two IPv4 hosts
+# whose body is not compressed, and whose properties differ from the properties of the message before in the unique
+# key only, in ASCII. All other records, and damaged records, go to the functions in Python. `BatchBody` takes
+# messages whose texts are ASCII, that have no delay and are not compressed; Python encodes all other messages.
 
 from cpython.bytes cimport PyBytes_CheckExact
 from cpython.dict cimport PyDict_CheckExact, PyDict_Copy, PyDict_GetItem, PyDict_Next, PyDict_SetItem, PyDict_Size
@@ -57,7 +56,7 @@ cdef class PulledReader:
     cdef object kind_kept, alike, read_body, read_properties, read_id, unique_key
     cdef uint32_t magic
     cdef Py_ssize_t buffer, at, body_slot, properties_slot, topic_at, window, size, queue_offset, broker_name
-    # As in AlikeProperties: what is before and after the unique key, and the map of the message before.
+    # As in AlikeProperties: the text before and after the unique key, and the map of the message before.
     cdef bytes before, after
     cdef dict last
 
@@ -114,7 +113,7 @@ cdef class PulledReader:
         return found, at
 
     cdef Py_ssize_t place(self, message, const char** start, Py_ssize_t* size) except -2:
-        """Where the record of a message begins in its buffer, of `size` bytes; -1 for none that is plain."""
+        """The place of a message's record in its buffer of `size` bytes; -1 for a record that is not plain."""
         cdef PyObject* buffer = rmq_slot(message, self.buffer)
         cdef PyObject* number = rmq_slot(message, self.at)
         cdef Py_ssize_t at
@@ -156,7 +155,7 @@ cdef class PulledReader:
         return body
 
     cdef object map_of(self, message):
-        """Its properties."""
+        """The properties of a message."""
         cdef PyObject* known = rmq_slot(message, self.properties_slot)
         cdef const char* start
         cdef const char* p
@@ -201,7 +200,7 @@ cdef class PulledReader:
         return found
 
     cdef object learn(self, message):
-        """Read by Python, which remembers it for the next one."""
+        """Read the properties in Python, and remember them for the next message."""
         found = self.read_properties(message)
         before = self.alike._before
         if isinstance(before, bytes):
@@ -228,7 +227,7 @@ cdef enum:
     BODY_MOST = 1 << 30
 
 cdef class BatchBody:
-    """The body of a batch send, that grows."""
+    """The body of a batch send, which grows."""
 
     cdef PyTypeObject* kind
     cdef object kind_kept, reserved
@@ -276,7 +275,7 @@ cdef class BatchBody:
         return 0
 
     cdef Py_ssize_t text(self, PyObject* it, char* out, Py_ssize_t room, int least) noexcept:
-        """Write an ASCII text without characters under `least`; -1 for another, or one without room."""
+        """Write an ASCII text without characters under `least`; return its size, -1 for another or too long text."""
         cdef const char* p
         cdef Py_ssize_t i, size
         if it == NULL or not PyUnicode_CheckExact(<object>it) or not PyUnicode_IS_COMPACT_ASCII(<object>it):
@@ -292,7 +291,7 @@ cdef class BatchBody:
         return size
 
     cdef Py_ssize_t pair(self, const char* name, Py_ssize_t size, PyObject* value, char* out, Py_ssize_t room) noexcept:
-        """Write a property and the separator before the next one."""
+        """Write a property and the separator behind it; return their size, -1 for a property that is not plain."""
         cdef Py_ssize_t length
         if room < size + 2:
             return -1
@@ -305,7 +304,7 @@ cdef class BatchBody:
         return size + length + 2
 
     cdef Py_ssize_t properties(self, message, PyObject* unique_id, char* out) noexcept:
-        """Write the text of its properties, of TEXT_MAX bytes at most; -1 when they are not plain."""
+        """Write the properties text of a message, of at most TEXT_MAX bytes; return its size, -1 if it is not plain."""
         cdef PyObject* own = rmq_slot(message, self.properties_slot)
         cdef PyObject* keys = rmq_slot(message, self.keys_slot)
         cdef PyObject* tags = rmq_slot(message, self.tags_slot)
@@ -418,7 +417,7 @@ cdef class BatchBody:
         return self.used
 
     cdef void write(self, char* out, int32_t flag, object body, Py_ssize_t length, Py_ssize_t size) noexcept:
-        """All but the text, which is written."""
+        """Write a message around its properties text, which is written already."""
         put32(out, <uint32_t>(22 + length + size))
         put64(out + 4, 0)
         put32(out + 12, <uint32_t>flag)

@@ -1,7 +1,7 @@
-# Many records at once as the buffers of Arrow arrays: a part of `_engine.pyx`, which includes it.
+# Many records as the buffers of Arrow arrays: a part of `_engine.pyx`, which includes this file.
 #
-# `find_records` and `read_columns` stand for `rmq.spark.formats.records.find_records` and what `Records` there makes of
-# records with two IPv4 hosts; what is damaged, malformed or rare they leave to those.
+# `find_records` and `read_columns` replace `rmq.spark.formats.records.find_records` and the work of `Records` in that
+# module, for records with two IPv4 hosts. Damaged, malformed and rare records go to the functions in Python.
 
 from cpython.ref cimport Py_DECREF, Py_INCREF
 from cpython.unicode cimport PyUnicode_DecodeUTF8
@@ -16,8 +16,8 @@ cdef enum:
     PAIRS = 4
     UNREPEATED = 8
     PAIRS_MOST = 64  # properties of a record that are compared with each other
-    KEYS_MOST = 8  # names whose values are wanted
-    ID_SIZE = 32  # characters of a message id that is made of a host and an offset
+    KEYS_MOST = 8  # names of properties in a request
+    ID_SIZE = 32  # characters of a message id made of a host and an offset
 
 cdef struct Place:
     const char* body
@@ -28,7 +28,7 @@ cdef struct Place:
     int32_t text_size
 
 cdef class Texts:
-    """Values one after the other, and where each ends."""
+    """Values one after the other, and the end of each."""
 
     cdef bytes ends, content, there
     cdef int32_t* end
@@ -54,7 +54,7 @@ cdef class Texts:
         self.end[self.count] = <int32_t>(self.at - self.start)
 
     cdef tuple taken(self):
-        """(which are there, or None for all; how many are not; their ends; the bytes)"""
+        """(bits of the values that exist, or None for all; number of missing values; ends; bytes)"""
         cdef Py_ssize_t size = self.at - self.start
         cdef PyObject* content = <PyObject*>self.content
         Py_INCREF(self.content)
@@ -67,8 +67,8 @@ cdef class Texts:
 
 
 def find_records(data, Py_ssize_t at, Py_ssize_t end, uint32_t magic, Py_ssize_t least):
-    """The places of records that follow each other from `at` on and begin before `end`, as 64-bit numbers of
-    this machine, and the place after the last."""
+    """The places of consecutive records from `at` on that begin before `end`, as 64-bit numbers of this machine,
+    and the place after the last record."""
     cdef Py_buffer buffer
     cdef const char* base
     cdef Py_ssize_t room, count = 0, size
@@ -99,18 +99,18 @@ def find_records(data, Py_ssize_t at, Py_ssize_t end, uint32_t magic, Py_ssize_t
 
 
 def read_columns(data, bytes starts, uint32_t magic, uint32_t left, list numbers, int wanted, list names):
-    """Columns of the records of `data` that begin at these places; None where one is not whole, not plain or not
-    in UTF-8, or where they do not ascend. `starts` are as `find_records` gives them, `left` the bits of the
-    sys flag that no plain record has.
+    """Columns of the records of `data` that begin at the places `starts`, as from `find_records`; None if a record
+    is not whole, not plain or not in UTF-8, or if the places do not ascend. `left` are the bits of the sys flag
+    that no plain record has.
 
-    `numbers` are fields, as (place in the record, bytes, factor): those with a factor become numbers of this
-    machine times that factor, as near as 64 bits go, those with 0 stay as they are. `wanted` is a sum of
-    1 (topics), 2 (bodies), 4 (names and values of all properties) and 8 (None if a record has a name twice).
-    `names` are those of properties whose last values are wanted, as (name, whether a message id stands for one that
-    is not there).
+    `numbers` are fields, as (place in the record, bytes, factor): a field with a factor becomes a number of this
+    machine times the factor, within the bounds of 64 bits; a field with factor 0 keeps its bytes. `wanted` is a
+    sum of 1 (topics), 2 (bodies), 4 (names and values of all properties) and 8 (None if a record has a name
+    twice). `names` are the properties whose last values the caller wants, as (name, True to put a message id in
+    place of a missing value).
 
     The result is (the bytes of each field, topics, bodies, (ends of each record's pairs, names, values), values
-    of each name); texts as (bits of those that are there or None, how many are not, ends, bytes).
+    of each name); texts are (bits of the values that exist or None, number of missing values, ends, bytes).
     """
     cdef Py_buffer buffer
     cdef Py_ssize_t count = PyBytes_GET_SIZE(starts) // 8
@@ -159,7 +159,7 @@ cdef columns_of(
     if wanted & PAIRS or values:
         keys = Keys(names, values)
         if wanted & PAIRS:
-            # A property takes four bytes at least, but the last one three.
+            # A property takes at least four bytes, the last property three.
             room = texts // 4 + count
             pair_names, pair_values = Texts(room, texts, False), Texts(room, texts, False)
             pairs = PyBytes_FromStringAndSize(NULL, 4 * (count + 1))
@@ -186,7 +186,7 @@ cdef bint lay_out(
     const char* base, Py_ssize_t length, const int64_t* start, Py_ssize_t count, uint32_t magic, uint32_t left,
     Place* places, int64_t* bodies, int64_t* topics, int64_t* texts,
 ) noexcept nogil:
-    """Where the parts of each record lie, and how long those of all are; false where one is not plain."""
+    """Find the parts of each record, and the total size of each part; False if a record is not plain."""
     cdef int64_t at, end = 0
     cdef Py_ssize_t i, size, taken
     cdef Place* place
@@ -222,7 +222,7 @@ cdef bint lay_out(
 cdef bytes field_of(
     const char* base, const int64_t* start, Py_ssize_t count, Py_ssize_t at, Py_ssize_t size, int64_t factor
 ):
-    """A field of each record, of four or eight bytes."""
+    """A field of four or eight bytes of each record."""
     cdef int64_t most = 0x7FFFFFFFFFFFFFFF // factor if factor else 0
     cdef int64_t number
     cdef bytes found
@@ -244,7 +244,7 @@ cdef bytes field_of(
 
 
 cdef bint has_high_bits(const char* p, Py_ssize_t size) noexcept nogil:
-    """Whether it is more than ASCII."""
+    """True if the text has bytes beyond ASCII."""
     cdef uint64_t bits = 0, high = 0x80808080, word
     cdef Py_ssize_t i = 0
     high |= high << 32
@@ -268,7 +268,7 @@ cdef bint is_utf8(const char* p, Py_ssize_t size) except -1:
 
 
 cdef bint are_utf8(Texts texts) except -1:
-    """Each by itself: all together they may be where two of them are not."""
+    """True if each text is UTF-8 by itself: two texts may be UTF-8 together, and neither alone."""
     cdef Py_ssize_t i
     for i in range(texts.count):
         if not is_utf8(texts.start + texts.end[i], texts.end[i + 1] - texts.end[i]):
@@ -277,7 +277,7 @@ cdef bint are_utf8(Texts texts) except -1:
 
 
 cdef inline const char* next_pair(const char* p, const char* end, const char** name_end, const char** pair_end) noexcept nogil:
-    """Where the name of the next property with a name and a value begins, or NULL; `p` is before `end`."""
+    """The place of the next property that has a name and a value, or NULL; `p` is before `end`."""
     cdef const char* stop
     cdef const char* middle
     while p < end:
@@ -293,8 +293,8 @@ cdef inline const char* next_pair(const char* p, const char* end, const char** n
 
 
 cdef bint split(Place* place, Texts names, Texts values, bint unrepeated, Keys keys) noexcept:
-    """Look through the properties of a record; false where a name is there twice, or where there are too many to
-    look. `names` and `values` get all of them unless they are None, `keys` those that it wants."""
+    """Read the properties of a record; False if the record must have no name twice and has one, or has too many
+    names to compare. `names` and `values` get all properties unless they are None, `keys` its own names."""
     cdef const char* p
     cdef const char* end = place.text + place.text_size
     cdef const char* middle = NULL
@@ -325,12 +325,12 @@ cdef bint split(Place* place, Texts names, Texts values, bint unrepeated, Keys k
 cdef struct Key:
     const char* name
     Py_ssize_t name_size
-    const char* value  # the last one of the record under this name; NULL: none
+    const char* value  # the record's last value of this name; NULL: none
     Py_ssize_t size
     bint or_id
 
 cdef class Keys:
-    """The names of properties whose values are wanted, and where these go."""
+    """The names of properties whose values a caller wants, and the texts that get the values."""
 
     cdef Key keys[KEYS_MOST]
     cdef Py_ssize_t count
@@ -348,7 +348,7 @@ cdef class Keys:
             self.keys[i].value, self.keys[i].or_id = NULL, or_id
 
     cdef void add(self, const char* record) noexcept:
-        """What was found in this record."""
+        """Add the values that were found in this record."""
         cdef Py_ssize_t i
         cdef Texts found
         for i in range(self.count):
@@ -366,7 +366,7 @@ cdef class Keys:
 
 
 cdef void add_id(Texts found, const char* record) noexcept:
-    """The message id of a record without a unique key: the host that stored it, and its physical offset."""
+    """Add the message id of a record without a unique key: the host of the broker, and the physical offset."""
     cdef char digits[ID_SIZE]
     hexadecimal(get64(record + HEAD - 24), digits)
     hexadecimal(get64(record + 28), digits + 16)

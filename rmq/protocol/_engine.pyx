@@ -1,10 +1,10 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
-"""The compiled engine: what `_engine.pyi` declares and `rmq.protocol.engine` chooses.
+"""The compiled engine: the functions that `_engine.pyi` declares and `rmq.protocol.engine` chooses.
 
-It knows the plain case of a send only: the header in the form that clients write it, ASCII, WAIT=true, to a
-queue that has a lane. Everything else it leaves to the functions in Python, which say what is right. Whatever
-comes from a peer is read between two pointers, `p` and `end`, and nothing is read before it was compared with
-`end`. Each limit here is one at which Python still takes the plain way.
+The engine handles the plain case of a send only: a header in the form that clients write, in ASCII, with
+WAIT=true, to a queue that has a lane. All other cases go to the functions in Python, which define the right
+result. Bytes of a peer lie between two pointers, `p` and `end`: the engine compares with `end` before each
+read. Each limit in this file is a value at which the Python functions still take the plain path.
 """
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
@@ -120,8 +120,8 @@ SEAM = 13
 
 cdef enum:
     LETTERS = 14  # a to n: the short names of a send's fields
-    TEXT = 8  # of these the properties
-    ACCESS_KEY = 14  # the names by which it is signed, in their order; it comes before that of the short ones
+    TEXT = 8  # the short name of the properties
+    ACCESS_KEY = 14  # the fields of a signature, in their order; they are signed before the short names
     NONCE = 15
     PROOF = 16
     TIME = 17
@@ -129,9 +129,9 @@ cdef enum:
     SIGNATURE = 19
     FIELDS = 20
     NEEDED = 0b1111111111  # a to j
-    TEXT_MAX = 8000  # characters of properties; Python looks closer from 8191 on
-    WANTED_MAX = 1024  # lanes that are asked for at once: as many as frames of a chunk
-    HEAD = 88  # of a record with two IPv4 hosts: all before the body
+    TEXT_MAX = 8000  # characters of properties; from 8191 on Python makes further checks
+    WANTED_MAX = 1024  # lanes that a caller gets to open at once: as many as a chunk has frames
+    HEAD = 88  # bytes before the body, in a record with two IPv4 hosts
 
 cdef struct Part:
     const char* at
@@ -146,9 +146,9 @@ cdef struct Row:
     int64_t born
     int64_t position
     int64_t queue_offset
-    Py_ssize_t frame_at  # in the chunk, as the body
+    Py_ssize_t frame_at  # in the chunk; body_at too
     Py_ssize_t body_at
-    Py_ssize_t text_at  # in the texts, as the keys
+    Py_ssize_t text_at  # in the texts; key_at and keys_at too
     Py_ssize_t key_at
     Py_ssize_t keys_at
     uint32_t size  # of the record
@@ -163,13 +163,13 @@ cdef struct Row:
     int32_t reconsumed
     int32_t code
     int32_t binary
-    Py_ssize_t given_at  # signature or proof, in the chunk, as nonce and time
+    Py_ssize_t given_at  # signature or proof, in the chunk; nonce_at and time_at too
     Py_ssize_t nonce_at
     Py_ssize_t time_at
-    Py_ssize_t signed_at  # what of the header is signed, in the signed texts
+    Py_ssize_t signed_at  # the signed part of the header, in the signed texts
     uint32_t signed_size
     uint32_t given_size
-    uint32_t nonce_size  # 0: it has no proof
+    uint32_t nonce_size  # 0: the send has no proof
     uint32_t time_size
 
 cdef struct Marks:
@@ -201,7 +201,7 @@ cdef inline void put64(char* p, uint64_t v) noexcept nogil:
     put32(p + 4, <uint32_t>v)
 
 cdef bint number(Part t, int64_t least, int64_t most, int64_t* out) noexcept nogil:
-    """A number as `str` writes it, of at most 18 digits."""
+    """Read a number in the form of `str`, of at most 18 digits; False for another text or a number out of bounds."""
     cdef int64_t v = 0
     cdef Py_ssize_t i = 0
     cdef bint minus = t.size > 0 and t.at[0] == c'-'
@@ -260,7 +260,7 @@ cdef inline int32_t java_hash(const char* p, Py_ssize_t n) noexcept nogil:
 # ---- headers ----
 
 cdef int signing_name(const char* p, Py_ssize_t size) noexcept nogil:
-    """Which of the fields that sign a request has this name; 0 for none."""
+    """The field of a signature with this name; 0 for another name."""
     if size == 9:
         if memcmp(p, b"AccessKey", 9) == 0:
             return ACCESS_KEY
@@ -279,14 +279,14 @@ cdef int signing_name(const char* p, Py_ssize_t size) noexcept nogil:
     return 0
 
 cdef inline const char* after(const char* p, const char* end, const char* text, Py_ssize_t size) noexcept nogil:
-    """What comes after `text`, if that is what comes; NULL is handed on."""
+    """The place after `text`, if `text` is at `p`; otherwise NULL, as for a NULL `p`."""
     if p == NULL or end - p < size or memcmp(p, text, size) != 0:
         return NULL
     return p + size
 
 cdef inline const char* quoted(const char* p, const char* end, Part* part, bint escapes) noexcept nogil:
-    """A JSON text of ASCII characters, after its first quote; returns what comes after the last one.
-    `escapes`: it may have such, and they are not looked at."""
+    """Read a JSON text of ASCII characters from behind its first quote; return the place after its last quote.
+    `escapes`: the text may have escapes, which this function does not check."""
     cdef char c
     part.at = p
     while p < end:
@@ -305,7 +305,7 @@ cdef inline const char* quoted(const char* p, const char* end, Part* part, bint 
     return NULL
 
 cdef inline const char* digits(const char* p, const char* end, int32_t* out) noexcept nogil:
-    """A number outside of quotes."""
+    """Read a number outside of quotes; return the place after it."""
     cdef Part part
     if p == NULL:
         return NULL
@@ -316,8 +316,8 @@ cdef inline const char* digits(const char* p, const char* end, int32_t* out) noe
     return p if number32(part, out) else NULL
 
 cdef bint read_json(const char* p, const char* end, Header* header, bint may_sign) noexcept nogil:
-    """A header that is written as Java writes it; its short names in any order. `may_sign`: it may have the
-    fields that sign it."""
+    """Read a header in the JSON form of Java's clients, with the short names in any order. `may_sign`: the header
+    may have the fields of a signature."""
     cdef Part part
     cdef int letter
     cdef int32_t version
@@ -364,7 +364,7 @@ cdef bint read_json(const char* p, const char* end, Header* header, bint may_sig
     return p != NULL and end - p == 1 and p[0] == c'}'
 
 cdef bint read_binary(const char* p, const char* end, Header* header, bint may_sign) noexcept nogil:
-    """A header in the ROCKETMQ form with one-letter names and without a remark; `may_sign` as for
+    """Read a header in the ROCKETMQ form with one-letter names and without a remark; `may_sign` as for
     `read_json`."""
     cdef int letter
     cdef uint32_t size, name_size
@@ -406,7 +406,7 @@ cdef bint is_ascii(Part part) noexcept nogil:
     return 1
 
 cdef inline bint is_false(Header* header, int letter) noexcept nogil:
-    """The field is missing or says false."""
+    """True if the field is missing or has the value false."""
     if not header.found >> letter & 1:
         return 1
     return header.fields[letter].size == 5 and memcmp(header.fields[letter].at, b"false", 5) == 0
@@ -414,20 +414,20 @@ cdef inline bint is_false(Header* header, int letter) noexcept nogil:
 # ---- properties ----
 
 cdef bint is_rare(const char* name, Py_ssize_t size, const char* rare, Py_ssize_t rare_size) noexcept nogil:
-    """Whether a name is one of `rare`, each of which comes after its length."""
+    """True if a name is in `rare`, which has each name after its length."""
     cdef const char* end = rare + rare_size
     while rare < end:
         if <uint8_t>rare[0] == size and memcmp(rare + 1, name, size) == 0:
             return 1
         rare += 1 + <uint8_t>rare[0]
-    # Then `WAIT` could be found inside another name; who looks for it looks for the bytes.
+    # A name that ends in WAIT is rare, too: readers of WAIT search for its bytes, and would find them in that name.
     return size > 4 and memcmp(name + size - 4, b"WAIT", 4) == 0
 
 cdef bint read_text(
     Part text, bint escaped, char* out, Marks* marks, const char* rare, Py_ssize_t rare_size
 ) noexcept nogil:
-    """Write a properties text to `out` as it is stored, without WAIT=true, and find what queue and index are
-    made of. False for a text that is not plain. `out` has room for the text."""
+    """Write a properties text to `out` in its stored form, without WAIT=true, and find the values for queue and
+    index. False for a text that is not plain. `out` has room for the text."""
     cdef const char* p = text.at
     cdef const char* end = p + text.size
     cdef Py_ssize_t at = 0, start = 0, middle = -1, name, value
@@ -457,7 +457,7 @@ cdef bint read_text(
             at += 1
             continue
         if at == start and is_last and start > 0:
-            break  # some end with a separator
+            break  # the text ends with a separator
         name, value = middle - start, at - middle - 1
         if middle < 0 or name <= 0 or value <= 0:
             return 0
@@ -490,12 +490,12 @@ cdef Py_ssize_t unescaped_size(Part* text, bint escaped) noexcept nogil:
     cdef Py_ssize_t i, size = text.size
     if escaped:
         for i in range(text.size):
-            if text.at[i] == c'\\':  # of the six characters of an escape, see read_text, one is left
+            if text.at[i] == c'\\':  # an escape has six characters, see read_text, and stands for one
                 size -= 5
     return size
 
 cdef char* unescaped(Part* text, bint escaped, char* out) noexcept nogil:
-    """Write a text that `read_text` has found plain; returns what comes after it."""
+    """Write a text that `read_text` has found plain; return the place after it."""
     cdef const char* p = text.at
     cdef const char* end = p + text.size
     if not escaped:
@@ -514,20 +514,20 @@ cdef char* unescaped(Part* text, bint escaped, char* out) noexcept nogil:
 # ---- runs ----
 
 cdef class Lane:
-    """A queue that plain sends may go to."""
+    """A queue that accepts plain sends."""
 
     cdef object queue
     cdef object topic
     cdef bytes name  # the topic
-    cdef bytes stored_name  # after its length
+    cdef bytes stored_name  # the topic after its length
     cdef int32_t queue_id
     cdef int32_t sys_flag
-    cdef uint32_t key_hash  # of what the index has before a key
-    cdef int64_t run  # the last run that has it, and as which of its lanes
-    cdef int32_t place
-    cdef int64_t next, count, size  # of the runs that are being put,
-    cdef int64_t batch  # which are those of this batch
-    cdef char* unit  # where its next one goes
+    cdef uint32_t key_hash  # hash of the text before a key in the index
+    cdef int64_t run  # the last run with this lane
+    cdef int32_t place  # the lane's place among the lanes of that run
+    cdef int64_t next, count, size  # of the runs that are being put
+    cdef int64_t batch  # the batch of these runs
+    cdef char* unit  # the place of the lane's next unit
 
 
 cdef class SendRun:
@@ -546,7 +546,7 @@ cdef class SendRun:
     cdef int64_t number, generation
     cdef Py_ssize_t last_lane
     cdef bint may_sign
-    cdef Part sender  # the name of the account that all are from
+    cdef Part sender  # the name of the account of all sends
     cdef char* signed_texts
     cdef Py_ssize_t signed_size, signed_room
 
@@ -617,8 +617,8 @@ cdef class SendRun:
         return found
 
     cdef int sign(self, Row* row, Header* header, const char* base) except -1:
-        """Note what of a header is signed, and by what; 0 when its sender is not that of the run, or it is
-        not signed as clients do it. What is signed is in rmq.protocol.signature."""
+        """Note the signed part of a header, and its signature or proof; 0 if the run has another sender, or the
+        signature is not in the form of clients. rmq.protocol.auth.signature defines the signed part."""
         cdef uint32_t found = header.found
         cdef bint is_proved = found >> PROOF & 1
         cdef bint is_named = found >> ACCESS_KEY & 1
@@ -713,7 +713,7 @@ cdef class SendRun:
         ]
 
     def commands(self):
-        """The sends one by one."""
+        """The sends as single commands."""
         cdef Py_ssize_t i, at
         cdef const char* base = PyBytes_AS_STRING(self.data)
         commands = []
@@ -723,7 +723,7 @@ cdef class SendRun:
         return commands
 
     def replies(self, tuple json_parts, bytes binary_fields, int32_t language, int32_t version):
-        """The frames that say that all are stored."""
+        """The frames of the responses: each send is stored."""
         cdef const char* parts[5]
         cdef Py_ssize_t sizes[5]
         cdef Py_ssize_t i, json_size = 0, size, fields_size = PyBytes_GET_SIZE(binary_fields)
@@ -806,7 +806,7 @@ cdef class SendRun:
 
 
 cdef class Lanes:
-    """The queues that plain sends may go to, by topic and queue id."""
+    """The queues that accept plain sends, by topic and queue id."""
 
     cdef dict table
     cdef public bytes suffix
@@ -865,8 +865,8 @@ cdef class Lanes:
     # -- bytes to runs --
 
     def split(self, bytes data, Py_ssize_t max_frame, Py_ssize_t max_header, Py_ssize_t most):
-        """As `split_frames`, but runs of plain sends, and of plain pulls, are one value each; and how many
-        frames there were."""
+        """Split frames as `split_frames` does, with one value for each run of plain sends or of plain pulls, and
+        count the frames."""
         cdef const char* base = PyBytes_AS_STRING(data)
         cdef Py_ssize_t at = 0, end = PyBytes_GET_SIZE(data), stop, others_at = 0, count = 0
         cdef uint32_t length, word, header
@@ -902,7 +902,7 @@ cdef class Lanes:
                     pull_run = self.pulls.begin(data)
                 is_pull = self.pulls.take(pull_run, base, at, header, stop)
             if is_plain or is_pull:
-                if (run.count if is_plain else pull_run.count) == 1:  # it begins, and what was before ends
+                if (run.count if is_plain else pull_run.count) == 1:  # a run begins here: other frames and runs end
                     if others_at < at:
                         found += frames.split_frames(data[others_at:at], max_frame, max_header)[0]
                     if is_plain and pull_run is not None and pull_run.count:
@@ -1015,10 +1015,10 @@ cdef class Lanes:
         return 1
 
     cdef int place_of(self, SendRun run, Part topic, int32_t queue_id) except -2:
-        """Which of the run's lanes it is, or -1 when there is no such lane."""
+        """The place of a queue's lane among the lanes of the run; -1 if the queue has no lane."""
         cdef Py_ssize_t n = len(run.lanes), guess = run.last_lane, i
         cdef Lane lane
-        for i in range(2):  # the same as before, or the next one of a round
+        for i in range(2):  # first guesses: the lane of the last send, and the next lane of the run
             if guess < n:
                 lane = <Lane>run.lanes[guess]
                 if (
@@ -1048,8 +1048,8 @@ cdef class Lanes:
     # -- runs to records --
 
     def put(self, SendRun run, queues, int64_t position, int64_t left, int64_t now, bytes born_host):
-        """The records of a run for the log, to be written at `position`; None when the run has to go the long
-        way. `queues` has all queues as (topic, queue id). More runs may follow, then `commit` or `rollback`."""
+        """The records of a run, for the log at `position`; None if the run must take the slower path. `queues` has
+        all queues by (topic, queue id). More runs may follow, then `commit` or `rollback`."""
         cdef Py_ssize_t born_size = len(born_host), store_size = PyBytes_GET_SIZE(self.store_host)
         cdef Py_ssize_t suffix_size = PyBytes_GET_SIZE(self.suffix), i, fixed, total, size, name_size, text_size
         cdef const char* base = PyBytes_AS_STRING(run.data)
@@ -1137,7 +1137,7 @@ cdef class Lanes:
         self.batches += 1
 
     def commit(self, int64_t now):
-        """The log has the runs: (units of each queue, rows for the index)."""
+        """Note that the runs are in the log; return (units of each queue, rows for the index)."""
         cdef list runs = self.pending
         cdef SendRun run
         cdef Py_ssize_t i
@@ -1174,7 +1174,7 @@ cdef inline bytes _key(bytes name, int32_t queue_id):
 
 
 cdef inline bint _begins_a_send(const char* p, const char* end) noexcept nogil:
-    """Whether a header of either form may be that of SEND_MESSAGE_V2."""
+    """True if a header, in either form, may be the header of SEND_MESSAGE_V2."""
     if end - p < 12:
         return 0
     return memcmp(p, b'{"code":310,', 12) == 0 or get16(p) == 310
@@ -1188,7 +1188,7 @@ cdef extern from "Python.h":
 
 
 cdef inline uint32_t before_key(const char* topic, Py_ssize_t size) noexcept nogil:
-    """The hash of a topic of ASCII characters and of what is between it and a key."""
+    """The hash of a topic in ASCII and of the `#` between topic and key."""
     return 31 * <uint32_t>java_hash(topic, size) + c'#'
 
 
@@ -1202,16 +1202,16 @@ cdef struct KeyRow:
     int64_t offset
     int64_t timestamp
     uint32_t key_hash
-    uint32_t record  # which of the records that the rows are of
+    uint32_t record  # number of the row's record
 
 
 cdef class Rows:
-    """Rows for the index, in the order of the log: of `records` records, of which some may have none."""
+    """Rows for the index, in the order of the log, of `records` records; a record may have no rows."""
 
     cdef readonly Py_ssize_t records
     cdef KeyRow* rows
     cdef Py_ssize_t count, room
-    cdef Rows owner  # of the memory, where that is not this one
+    cdef Rows owner  # the object that owns the memory; None: this object
 
     def __dealloc__(self):
         if self.owner is None:
@@ -1228,7 +1228,7 @@ cdef class Rows:
             self.room = max(16, 2 * self.room)
         row = &self.rows[self.count]
         row.offset, row.timestamp = offset, timestamp
-        # Java's abs(), with 0 for the one number that has none
+        # Java's abs(), with 0 for the smallest number, which has no absolute value
         row.key_hash = key_hash if key_hash < 0x80000000u else (0u - key_hash) & 0x7FFFFFFFu
         row.record = <uint32_t>self.records
         self.count += 1
@@ -1237,8 +1237,8 @@ cdef class Rows:
     cdef int add_keys(
         self, uint32_t before, const char* text, Marks* marks, int64_t offset, int64_t timestamp
     ) except -1:
-        """What the index gets of a record: its unique key, then the others, which are parted by blanks; how
-        many."""
+        """Add the index rows of a record: its unique key, then its keys, which are separated by blanks. Return the
+        number of rows."""
         cdef const char* p = text + marks.keys_at
         cdef const char* end = p + marks.keys_size
         cdef const char* stop
@@ -1262,7 +1262,7 @@ cdef class Rows:
         return part
 
     def split(self, Py_ssize_t records):
-        """Those of the first so many records, and the others."""
+        """The rows of the first `records` records, and the other rows."""
         cdef Py_ssize_t at = 0, i
         cdef Rows first, rest
         records = max(0, min(records, self.records))
@@ -1300,7 +1300,7 @@ cdef inline uint32_t add_to_hash(uint32_t h, const char* p, Py_ssize_t n) noexce
 
 
 def key_rows(entries):
-    """As `rmq.store.index.KeyHash.rows`, also for entries that are rows already."""
+    """Same as `rmq.store.files.index.KeyHash.rows`; entries may be rows already."""
     cdef uint32_t h, before = 0
     cdef str topic, last = None, key
     cdef tuple keys
@@ -1329,7 +1329,7 @@ def key_rows(entries):
 
 
 def pack_entries(view, Rows rows, int64_t count, int64_t used, int64_t slots, int64_t begin, int64_t entries_at):
-    """As `rmq.store.index.pack_entries`."""
+    """Same as `rmq.store.files.index.pack_entries`."""
     cdef Py_buffer buffer
     cdef char* base
     cdef char* at
@@ -1370,8 +1370,8 @@ def pack_entries(view, Rows rows, int64_t count, int64_t used, int64_t slots, in
 # ---- batches ----
 
 cdef bint find_marks(const char* text, Py_ssize_t size, Marks* marks) noexcept nogil:
-    """The values that queue and index are made of, as `property_value` finds them; false where the text is not
-    ASCII or has a NUL."""
+    """Find the values for queue and index, as `property_value` does; False for a text that is not ASCII or has a
+    NUL."""
     cdef const char* p = text
     cdef const char* end = text + size
     cdef const char* stop
@@ -1409,8 +1409,8 @@ def build_batch(
     bint is_indexed,
     bint is_marked,
 ):
-    """As `rmq.protocol.record.build_batch`, but (bytes, positions, units, rows for the index), or None for a
-    batch that Python has to look at. `is_marked`: tags and keys are looked for in the suffix, too."""
+    """Build a batch as `rmq.protocol.record.build_batch` does; return (bytes, positions, units, rows for the
+    index), or None for a batch that is left to Python. `is_marked`: the suffix has tags or keys."""
     cdef const char* base = PyBytes_AS_STRING(batch)
     cdef const char* suffix_at = PyBytes_AS_STRING(suffix)
     cdef const char* topic_at = PyBytes_AS_STRING(topic)
@@ -1436,7 +1436,7 @@ def build_batch(
             return None
     before = before_key(topic_at + 1, topic_size - 1)
     fixed = HEAD - 16 + born_size + store_size + topic_size + 2
-    while at < end:  # all of it is looked at before anything is made of it
+    while at < end:  # check the whole batch before a record is built
         if end - at < 22:
             return None
         size, length = <int32_t>get32(base + at), <int32_t>get32(base + at + 16)
@@ -1542,7 +1542,7 @@ cdef struct Range:
 
 
 def choose(units, int64_t log_start, int64_t log_end, int64_t old, tuple most, tuple most_old, matches):
-    """As `rmq.store.reader.choose`."""
+    """Same as `rmq.store.reader.choose`."""
     cdef Py_buffer buffer
     cdef const char* p
     cdef const char* end
@@ -1574,7 +1574,7 @@ def choose(units, int64_t log_start, int64_t log_end, int64_t old, tuple most, t
                 if not count:
                     status = REMOVING
                 continue
-            if physical != stop:  # a file's first record never follows: a blank is between
+            if physical != stop:  # not adjacent; a file's first record never is: a blank ends the file before it
                 if count:
                     ranges.append((start, stop))
                 start = physical
@@ -1590,8 +1590,8 @@ def choose(units, int64_t log_start, int64_t log_end, int64_t old, tuple most, t
 
 
 def gather(view, int64_t first, list ranges, int64_t total):
-    """The bytes of ranges of addresses, `total` of them, from a view that begins at the address `first`; None
-    when they are not all in it."""
+    """The bytes of ranges of addresses, `total` in all, from a view that begins at the address `first`; None if
+    the view lacks some of the bytes."""
     cdef Py_buffer buffer
     cdef int64_t start, stop, left = total
     cdef char* p
@@ -1613,7 +1613,7 @@ def gather(view, int64_t first, list ranges, int64_t total):
 
 
 def place_in(mapping, view):
-    """Where in a mapping the bytes of a view of it begin; -1 when they are not all in it."""
+    """The place in a mapping where the bytes of a view begin; -1 if some of the bytes are outside of the mapping."""
     cdef Py_buffer whole, part
     cdef Py_ssize_t at
     PyObject_GetBuffer(mapping, &whole, PyBUF_SIMPLE)

@@ -1,8 +1,8 @@
-# Frames of a client, in and out: a part of `_engine.pyx`, which includes it.
+# Frames of a client, in and out: a part of `_engine.pyx`, which includes this file.
 #
-# `AnswerReader` stands for `rmq.protocol.frames.split_frames`. It knows answers whose header is JSON as our
-# brokers and Java's write it, with texts of printable ASCII without escapes; every other frame it leaves to
-# Python. `frame_send` stands for `rmq.client.produce.outgoing.SendTemplate.framed`.
+# `AnswerReader` replaces `rmq.protocol.frames.split_frames`. It reads responses with a JSON header in the form of
+# our brokers and Java's, with texts of printable ASCII without escapes; all other frames go to Python.
+# `frame_send` replaces `rmq.client.produce.outgoing.SendTemplate.framed`.
 
 cdef enum:
     TOP_CODE = 1
@@ -15,7 +15,7 @@ cdef enum:
     TOP_VERSION = 128
 
 cdef inline int top_name(const char* p, Py_ssize_t size) noexcept nogil:
-    """Which member of a header has this name; 0 for another."""
+    """The member of a header with this name; 0 for another name."""
     if size == 4:
         if memcmp(p, b"code", 4) == 0:
             return TOP_CODE
@@ -44,7 +44,7 @@ cdef inline object ascii_text(Part* part):
     return PyUnicode_DecodeASCII(part.at, part.size, NULL)
 
 cdef class AnswerReader:
-    """Splits the bytes of a client's connection."""
+    """Split the bytes of a client's connection into responses."""
 
     cdef PyTypeObject* kind
     cdef object kind_kept, other_language, json_form
@@ -70,7 +70,7 @@ cdef class AnswerReader:
         return offset
 
     def split(self, bytes data, Py_ssize_t max_frame, Py_ssize_t max_header, Py_ssize_t most):
-        """As `split_frames`, and how many frames there were."""
+        """Split frames as `split_frames` does, and count the frames."""
         cdef const char* base = PyBytes_AS_STRING(data)
         cdef Py_ssize_t at = 0, end = PyBytes_GET_SIZE(data), stop, others_at = 0, count = 0
         cdef uint32_t length, word, header
@@ -98,7 +98,7 @@ cdef class AnswerReader:
         return found, at, count
 
     cdef object read(self, const char* p, const char* end, const char* stop):
-        """The answer with this header, whose body ends at `stop`; None for another frame."""
+        """The response with this header, whose body ends at `stop`; None for another frame."""
         cdef Part name, text, remark
         cdef int32_t code = 0, flag = 0, opaque = 0, version = 0
         cdef int seen = 0, which
@@ -141,7 +141,7 @@ cdef class AnswerReader:
             if p[0] == c"}":
                 break
             p = after(p, end, b",", 1)
-        # A request may be read by a reader of its code, which makes more of it.
+        # Requests are left to Python: a reader of the request's code may build more than a plain command.
         if p + 1 != end or not seen & TOP_CODE or not flag & 1 or code == 10 or code == 11 or code == 15:
             return None
         if code == 310 or code == 320:
@@ -170,7 +170,7 @@ cdef class AnswerReader:
         return self.last_language_text
 
     cdef const char* read_texts(self, const char* p, const char* end, dict ext) except? NULL:
-        """Read an object of texts; what comes after it, NULL for another value."""
+        """Read an object of texts; return the place after it, NULL for another value."""
         cdef Part name, value
         p = after(p, end, b"{", 1)
         if p != NULL and p < end and p[0] == c"}":
@@ -191,7 +191,7 @@ cdef class AnswerReader:
 
 
 cdef Py_ssize_t escaped_size(const char* p, Py_ssize_t size) noexcept nogil:
-    """The size of an ASCII text as JSON has it; -1 for other texts, and for rare escapes."""
+    """The size of an ASCII text in JSON; -1 for other texts, and for rare escapes."""
     cdef Py_ssize_t i, more = 0
     cdef char c
     for i in range(size):

@@ -1,19 +1,19 @@
-# Runs of plain pulls: a part of `_engine.pyx`, which includes it.
+# Runs of plain pulls: a part of `_engine.pyx`, which includes this file.
 #
 # A plain pull is a PULL_MESSAGE in JSON, in ASCII without escapes, from a queue that has a lane for its group
-# and expression, and from an offset that the queue holds. `PullLanes.answer` stands for `Pull.pull` of
-# rmq.broker.consume.pull where messages are found; where it does not know the answer it stops, and the rest
-# of the run goes the long way. What a lane rests on is compared before each pull. Units and ranges of the log
-# are bytes of files: each is compared with the ends of log, file and buffer before its bytes are read.
+# and expression, and from an offset that the queue holds. `PullLanes.answer` replaces `Pull.pull` of
+# rmq.broker.consume.pull for pulls that find messages. At any other pull it stops, and the rest of the run takes
+# the slower path. Before each pull the engine checks the facts on which the lane was opened. Units and ranges of
+# the log are bytes of files: the engine compares them with the ends of log, file and buffer before it reads.
 
 from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_CheckExact, PyByteArray_GET_SIZE
 from libc.stdlib cimport qsort
 
 cdef enum:
     PULLS_MAX = 32  # pulls of a run
-    PASS_BYTES = 131072  # so many bytes of messages end a pass: cold ones are read from the disk
-    COPIED_MAX = 16384  # so many bytes of messages are copied behind their header
-    ANSWER_MAX = 0x3FFFFFFF  # no answer has more
+    PASS_BYTES = 131072  # bytes of messages that end a pass, as cold messages are read from the disk
+    COPIED_MAX = 16384  # most bytes of messages that are copied behind their header in any case
+    ANSWER_MAX = 0x3FFFFFFF  # most bytes of an answer
     UNITS_AHEAD = 1024  # units that are read from a queue's files at once
     AHEAD_LANES = 256  # lanes that keep such units
     PULL_KEY_MAX = 512  # bytes of the names and the expression of a lane
@@ -50,14 +50,14 @@ cdef struct PullRow:
     int64_t commit_offset
     int64_t version
     int64_t created_ms
-    int64_t count  # messages and bytes of its answer
+    int64_t count  # messages of the answer; `size` are their bytes
     int64_t size
     Py_ssize_t frame_at
     int32_t most
     int32_t sys_flag
     int32_t opaque
     int32_t lane
-    bint is_of_topic  # it has created_ms
+    bint is_of_topic  # the pull has created_ms
 
 cdef extern from "Python.h":
     PyObject* PyBytes_FromStringAndSize_ "PyBytes_FromStringAndSize"(const char* text, Py_ssize_t size)
@@ -72,7 +72,7 @@ cdef inline bint begins_a_pull(const char* p, const char* end) noexcept nogil:
     return memcmp(p, b'{"code":11,"', 12) == 0 or memcmp(p, b'{"code":361,', 12) == 0
 
 cdef int pull_name(const char* p, Py_ssize_t size) noexcept nogil:
-    """Which field of a pull has this name; -1 for another."""
+    """The field of a pull with this name; -1 for another name."""
     if size == 5:
         if memcmp(p, b"topic", 5) == 0:
             return PULL_TOPIC
@@ -111,7 +111,7 @@ cdef int pull_name(const char* p, Py_ssize_t size) noexcept nogil:
     return -1
 
 cdef const char* read_pull_fields(const char* p, const char* end, PullHeader* header) noexcept nogil:
-    """Read the fields; returns what comes after them, NULL for fields that no plain pull has."""
+    """Read the fields; return the place after them, NULL for fields that no plain pull has."""
     cdef Part name
     cdef int field
     p = after(p, end, b"{", 1)
@@ -203,19 +203,19 @@ cdef inline bint has_code(const int64_t* codes, Py_ssize_t count, int64_t code) 
 
 
 cdef class PullLane:
-    """A queue as a group reads it, and what that rests on."""
+    """A queue as a group reads it, and the facts on which the lane was opened."""
 
     cdef object queue, key, group_name, topic_name, group, topic, expression, subscription, model
-    cdef bytes name  # in the table of lanes
+    cdef bytes name  # the lane's key in the table of lanes
     cdef int64_t version, created_ms, suggested, suggested_when_slow, units_per_file
     cdef int64_t* codes  # of the tags that match, ascending
     cdef Py_ssize_t code_count  # -1: all messages match
     cdef int32_t queue_id
-    cdef object units  # of the queue's files, from the offset `first` on
+    cdef object units  # units read from the queue's files, from the offset `first` on
     cdef int64_t first, cuts
     cdef int64_t calls, count, size  # since `take_counts`
-    cdef int64_t run  # the last run that has it, and as which of its lanes
-    cdef int32_t place
+    cdef int64_t run  # the last run with this lane
+    cdef int32_t place  # the lane's place among the lanes of that run
 
     def __dealloc__(self):
         PyMem_Free(self.codes)
@@ -275,7 +275,7 @@ cdef class PullRun:
 
 
 cdef class PullLanes:
-    """The queues that plain pulls may read, by group, topic, queue id and expression."""
+    """Queues that plain pulls may read, by group, topic, queue id and expression."""
 
     cdef dict table
     cdef list wanted, touched, with_units
@@ -288,16 +288,16 @@ cdef class PullLanes:
     # During a pass:
     cdef object log
     cdef int64_t log_start, log_end
-    cdef object view  # of the log's file that begins at `view_first`
+    cdef object view  # view of the log's file that begins at `view_first`
     cdef Py_buffer buffer
     cdef bint has_buffer
     cdef int64_t view_first
-    # Of the pull that is looked at:
+    # Of the pull that is being answered:
     cdef Range* ranges
     cdef Py_ssize_t range_count, range_room
     cdef int64_t found, total, looked, last
     cdef int status
-    # Answers that are copied: a bytes object that is not full yet, NULL without any
+    # Copied answers: a bytes object that is not full yet; NULL without any
     cdef PyObject* joined
     cdef Py_ssize_t joined_size, joined_room
 
@@ -479,7 +479,7 @@ cdef class PullLanes:
         self.log_start, self.log_end = log.start, log.end
         if reach is not None:
             limit = reach
-        self.joined_size = 0  # of a pass that failed, whose object is used again
+        self.joined_size = 0  # the object of a pass that failed is used again
         try:
             while at < run.count and served < PASS_BYTES:
                 if not self.answer_one(
@@ -495,7 +495,7 @@ cdef class PullLanes:
         return at, out
 
     cdef bint holds(self, PullLane lane, groups, topics, members_of) except -1:
-        """Whether what the lane rests on is as it was."""
+        """True if the facts on which the lane was opened have not changed."""
         if groups.get(lane.group_name) is not lane.group or topics.get(lane.topic_name) is not lane.topic:
             return 0
         if lane.subscription is None:
@@ -508,7 +508,7 @@ cdef class PullLanes:
         )
 
     cdef int drop(self, PullLane lane) except -1:
-        """Close a lane that does not hold any more; it is wanted again."""
+        """Close a lane whose facts have changed, and ask for it again."""
         if self.table.get(lane.name) is lane:
             del self.table[lane.name]
             if len(self.wanted) < WANTED_MAX:
@@ -528,7 +528,7 @@ cdef class PullLanes:
         int64_t reach,
         list out,
     ) except -1:
-        """Answer one pull; false where it has to go the long way."""
+        """Answer one pull; False if the pull must take the slower path."""
         cdef PullLane lane = <PullLane>run.lanes[row.lane]
         cdef int64_t start, end, stop, suggested
         cdef int64_t memory = bounds[0]
@@ -561,7 +561,7 @@ cdef class PullLanes:
                 return 0
         except MemoryError:  # nothing of this pass is sent
             raise
-        except Exception:  # the long way meets it again, and knows how to answer
+        except Exception:  # the slower path meets the same error, and answers it
             self.joined_size = joined
             return 0
         if stop < end:
@@ -575,7 +575,7 @@ cdef class PullLanes:
         return 1
 
     cdef bint choose_units(self, PullLane lane, PullRow* row, int64_t stop, tuple bounds) except -1:
-        """Choose messages from the units of a queue below the offset `stop`; false without units."""
+        """Choose messages from the units of a queue below the offset `stop`; False without units."""
         cdef int64_t count_in_memory = bounds[1], bytes_in_memory = bounds[2]
         cdef int64_t count_in_disk = bounds[3], bytes_in_disk = bounds[4]
         cdef int64_t count = min(<int64_t>row.most, <int64_t>bounds[5]), size = bounds[6]
@@ -615,11 +615,11 @@ cdef class PullLanes:
             )
             if self.looked < there or there >= wanted:
                 break
-            lane.units = None  # it went to the end of what was read ahead
+            lane.units = None  # all units that were read ahead are used
         return 1
 
     cdef int64_t units_ahead(self, PullLane lane, int64_t offset, int64_t wanted) except -1:
-        """How many units from an offset on are in `lane.units`, read from the files if there were none."""
+        """The number of units from an offset on in `lane.units`; without any, read units from the files."""
         cdef int64_t there
         cdef int64_t cuts = lane.queue.cuts
         if lane.units is not None and lane.cuts == cuts and offset >= lane.first:
@@ -649,7 +649,7 @@ cdef class PullLanes:
         int64_t old_count,
         int64_t old_bytes,
     ) except -1:
-        """As `choose`, of so many units; what comes of it is in the attributes."""
+        """Choose as `choose` does, from `count` units; put the result into the attributes."""
         cdef int64_t physical = 0, size, found = 0, total = 0, looked = 0, start = -1, stop = -1
         cdef int64_t log_start = self.log_start, log_end = self.log_end
         cdef bint is_old
@@ -674,7 +674,7 @@ cdef class PullLanes:
                 if not found:
                     status = REMOVING
                 continue
-            if physical != stop:  # a file's first record never follows: a blank is between
+            if physical != stop:  # not adjacent; a file's first record never is: a blank ends the file before it
                 if found:
                     self.add_range(start, stop)
                 start = physical
@@ -705,7 +705,7 @@ cdef class PullLanes:
     cdef bint put_answer(
         self, PullRow* row, int64_t suggested, int64_t start, int64_t stop, list out
     ) except -1:
-        """Put head and messages of an answer behind those before; false where a range is not in a file."""
+        """Put head and messages of an answer behind the answers before; False if a range is in no file."""
         cdef Py_ssize_t i, joined = self.joined_size
         cdef int64_t begin, end
         cdef char* p
@@ -740,7 +740,7 @@ cdef class PullLanes:
     cdef int put_head(
         self, PullRow* row, int64_t suggested, int64_t start, int64_t stop, int64_t more
     ) except -1:
-        """Put the head of an answer, with room for so many bytes behind it."""
+        """Put the head of an answer, with room for `more` bytes behind it."""
         cdef Py_ssize_t i, room = HEAD_NUMBERS + more
         cdef char* p
         cdef char* head
@@ -757,7 +757,7 @@ cdef class PullLanes:
             self.joined_room = room
         elif self.joined_size + room > self.joined_room:
             room = 2 * (self.joined_size + room)
-            self.joined_room = 0  # where it fails, the object is gone
+            self.joined_room = 0  # if the resize fails, the object is gone
             _PyBytes_Resize(&self.joined, room)
             self.joined_room = room
         head = bytes_data(self.joined) + self.joined_size
@@ -785,7 +785,7 @@ cdef class PullLanes:
         return 0
 
     cdef bint open_file(self, int64_t begin, int64_t end) except -1:
-        """Have the view of the log's file that holds these bytes; false where they are not all in one."""
+        """Open the view of the log's file with these bytes; False if no single file has all of them."""
         if not self.has_buffer or not self.view_first <= begin < self.view_first + self.buffer.len:
             self.close_file()
             first, view = self.log.file_view(begin)

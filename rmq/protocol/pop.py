@@ -203,7 +203,7 @@ class AckRow(msgspec.Struct, frozen=True, gc=False):
     b: str
 
     def offsets(self) -> list[int]:
-        """As `BatchAck.offsets`."""
+        """Same as `BatchAck.offsets`."""
         return offsets_of(self.so, mask_of(self.b))
 
 

@@ -34,9 +34,9 @@ NEVER = math.inf
 TRIES_OF_A_TURN: Final = 256
 """Held pulls that one turn looks at: some milliseconds of work."""
 TRIES_OF_A_QUEUE: Final = 64
-"""How many of them for one queue, before the next has its turn."""
+"""Held pulls of one queue that a turn looks at before the next queue is tried."""
 SEES_NO_END: Final = "GO"
-"""The language of clients that do not see that a connection has ended over which they wait for an answer:
+"""The language of clients that do not notice the end of a connection over which they wait for a response:
 they wait for half a minute."""
 _LONG: Final = 1024
 
@@ -66,7 +66,7 @@ class ReadRequest(Protocol):
 
     @property
     def sys_flag(self) -> int:
-        """With PULL_SUBSCRIPTION the value has its own expression, else that of the group's members holds."""
+        """With PULL_SUBSCRIPTION the value has its own expression, else the group's subscription holds."""
 
     @property
     def subscription(self) -> str | None:
@@ -101,7 +101,7 @@ class Reading(Holding, Protocol):
         """True if so many bytes wait to be sent that a read should take a single message."""
 
     def reset_on_close(self) -> None:
-        """Have the peer see a broken connection when this one is closed."""
+        """Let the peer see a broken connection when this connection is closed."""
 
     def finish(self, reason: str) -> None:
         """Close the connection behind the bytes that wait to be sent."""
@@ -149,8 +149,8 @@ class ParkedPull(ParkedRead):
 
 @define(eq=False)
 class _Round:
-    """Parked reads of a queue that were not tried since messages below `end` came; the next to try is the
-    last. `has_more`: more messages have come since, so that the earlier reads are tried once more."""
+    """Parked reads of a queue that were not tried since messages below `end` came; the last read is tried
+    next. `has_more`: more messages have come since, so that the earlier reads are tried once more."""
 
     untried: list[ParkedRead]
     end: int
@@ -160,8 +160,9 @@ class _Round:
 class ParkedPulls:
     """The table of parked pulls.
 
-    `resume(pull, last)` tries a parked pull again and says whether it was answered; with `last` it must be
-    answered. Without `last` several pulls of a queue are tried in a row, and `on_tried` is called after them.
+    `resume(pull, last)` tries a parked pull again and returns whether the pull was answered; with `last` it
+    must answer the pull. Without `last` several pulls of a queue are tried in a row, and `on_tried` is called
+    after the row.
     `on_deadline(at)` is called with each new deadline, so that `step` is called by then.
 
     `count` is the figure that limits apply to: a pull counts as 1, and 1 more for each KiB of its expression.
@@ -187,12 +188,12 @@ class ParkedPulls:
         self._rounds: dict[tuple[str, int], _Round] = {}  # of queues with more pulls than a turn has room for
         self._tries = TRIES_OF_A_TURN
         self._of_connection: dict[Reading, dict[ParkedRead, None]] = {}
-        self._long: dict[Reading, int] = {}  # what expressions add
+        self._long: dict[Reading, int] = {}  # the part of long expressions
         self._timers: list[tuple[float, int, ParkedRead]] = []
         self._order = count()
 
     def by_queue(self) -> dict[tuple[str, int], int]:
-        """How many are held for each queue, by topic and queue id."""
+        """The number of pulls held for each queue, by topic and queue id."""
         return {queue: len(pulls) for queue, pulls in self._pulls.items()}
 
     def held_by(self, connection: Reading) -> int:
@@ -231,8 +232,8 @@ class ParkedPulls:
         pulls = self._pulls.get(key)
         if pulls is None or self.is_silent:
             return
-        # Most queues have a pull or two, which are tried here. More are worked off in a round, over several
-        # turns, so that who sends to a queue does not pay at once for all who read it.
+        # Most queues have one or two pulls, which are tried here. More pulls are tried in a round, over
+        # several turns, so that a send does not pay at once for all readers of its queue.
         if key in self._rounds or len(pulls) > TRIES_OF_A_QUEUE or len(pulls) > self._tries:
             self._begin_round(key, pulls, next_offset)
             return
@@ -280,7 +281,7 @@ class ParkedPulls:
                 if self._resume(pull, False):
                     self._drop(pull)
         self._on_tried()
-        # A pull may have been tried before the last messages came: then all that are left have another try.
+        # A pull may have been tried before the last messages came: so all remaining pulls get another try.
         if round.has_more and not round.untried:
             round.untried, round.has_more = list(reversed(self._pulls.get(key, ()))), False
         del self._rounds[key]
@@ -293,7 +294,7 @@ class ParkedPulls:
             self._drop(pull)
 
     def finish_where(self, holds: Callable[[ParkedRead], bool]) -> None:
-        """Answer all pulls for which this holds, found or not."""
+        """Answer all pulls for which `holds` is true, with or without messages."""
         if self.is_silent:
             return
         for pull in self.all_pulls():
@@ -323,7 +324,7 @@ class ParkedPulls:
             connection.finish("this broker is stopping")
 
     def all_pulls(self) -> list[ParkedRead]:
-        """All that are held."""
+        """All held pulls."""
         return [pull for pulls in self._pulls.values() for pull in pulls]
 
     def _finish(self, pull: ParkedRead) -> None:
@@ -334,7 +335,7 @@ class ParkedPulls:
     def _drop(self, pull: ParkedRead) -> None:
         if (
             pull.is_answered
-        ):  # its answer overfilled the outbox, which closed the connection, which dropped it
+        ):  # the answer overfilled the outbox: the connection was closed, and the pull dropped
             return
         pull.is_answered = True
         self._count(pull, -1)
@@ -351,7 +352,7 @@ class ParkedPulls:
                 del self._of_connection[pull.connection]
 
     def _count(self, pull: ParkedRead, sign: int) -> None:
-        """Count a pull, and what a long expression adds."""
+        """Count a pull, and the size of a long expression."""
         text, count = pull.header.subscription, sign
         if text and len(text) >= _LONG:
             extra = len(text) // _LONG * sign

@@ -1,4 +1,4 @@
-"""Metered requests: sends and pulls of accounts with a quota, which are held until their time has come."""
+"""Metered requests: sends and pulls of accounts with a quota, held until their time comes."""
 
 from __future__ import annotations
 
@@ -47,7 +47,8 @@ HELD_BYTES: Final = 64 << 20
 
 
 class MeteredRequests:
-    """See the module. `run_late(handler, request, connection)` handles a request after its chunk."""
+    """Holds requests over a quota. `run_late(handler, request, connection)` handles a request after its
+    chunk."""
 
     def __init__(
         self,
@@ -71,9 +72,9 @@ class MeteredRequests:
         self._held_bytes -= self._held.pop(connection, 0)
 
     def holds(self, request: Command, handler: Handler, connection: Connection) -> bool:
-        """True if the request is held, to be handled later; it counts then. Requests of an account are
-        handled in their order. Raises ResponseError for a send that would be held too long, and when too many
-        requests are held."""
+        """Hold and count the request if it must be handled later; return whether it is held. Requests of an
+        account are handled in their order. Raises ResponseError for a send that would be held too long, and
+        when too many requests are held."""
         code, quotas = request.code, self.quotas
         if code in SENDS:
             size = len(request.body)
@@ -92,8 +93,9 @@ class MeteredRequests:
         return wait > 0
 
     def holds_send(self, peer: Peer, size: int, store: Callable[[], None]) -> bool:
-        """True if a message of a door's client is held, and `store` called when its time has come; it counts
-        then. Raises ResponseError when it would be held too long, and when too many calls wait."""
+        """Hold and count a message of a door's client if it must be stored later; return whether it is held.
+        `store` is called when its time comes. Raises ResponseError if the message would be held too long, and
+        when too many calls wait."""
         most = HOLD_SEND_SECONDS if self._held_bytes + size <= HELD_BYTES else 0.0
         wait = self.quotas.produce(peer, 1, size, most=most)
         if wait:
@@ -134,7 +136,7 @@ class MeteredRequests:
 
 
 def batch_count(body: bytes) -> int:
-    """How many messages a batch has; 1 for a body that is none, which its handler refuses."""
+    """The number of messages in a batch; 1 for a body that is no batch, which its handler refuses."""
     count, at, end = 0, 0, len(body)
     while at + 4 <= end:
         size = int.from_bytes(body[at : at + 4], "big")

@@ -30,14 +30,14 @@ if TYPE_CHECKING:
 
 
 ELSEWHERE_MS: Final = 1_000
-"""So long a pull waits that came to another place than it should."""
+"""Longest wait of a pull at a replica that is not its preferred replica."""
 
 
 class Pull:
-    """Handles PULL_MESSAGE, and LITE_PULL_MESSAGE, as the lite pull consumers of RocketMQ 5 name it."""
+    """Handles PULL_MESSAGE, and LITE_PULL_MESSAGE, its name for the lite pull consumers of RocketMQ 5."""
 
     def __init__(self, settings: Settings, tables: Tables, reader: Reader, *, place: ReadPreference) -> None:
-        """`place` is where clients pull."""
+        """`place` says which replica clients pull from."""
         self._settings = settings
         self._topics = tables.topics
         self._offsets = tables.offsets
@@ -46,18 +46,18 @@ class Pull:
         self._held_pulls = reader.parked_pulls
         self._place = place
         self._on_waiting: Callable[[ParkedPull], None] | None = None
-        """Is told of pulls that wait here as they are to."""
+        """Gets the pulls that wait at this replica, if they should."""
 
     def handlers(self) -> dict[int, Callable[[Command, Connection, int], Command | None]]:
         """Request codes and their handlers."""
         return {RequestCode.PULL_MESSAGE: self.pull, LITE_PULL_MESSAGE: self.pull}
 
     def guides(self, language: str) -> bool:
-        """True if clients of this language are told a preferred replica."""
+        """True if clients of this language get a preferred replica."""
         return self._place.applies_to(language)
 
     def preferred(self, queue_id: int) -> int:
-        """The broker from which a client that is guided shall pull this queue."""
+        """The broker from which a guided client should pull this queue."""
         return self._place.preferred(queue_id)
 
     def waiting(self) -> list[ParkedPull]:
@@ -74,7 +74,7 @@ class Pull:
         self._on_waiting = on_waiting
 
     def check_preference(self) -> None:
-        """Answer the long polls of this replica that belong at another broker now."""
+        """Answer the long polls of this replica that another broker should hold now."""
         place = self._place
         if place.has_left():
             self._held_pulls.finish_where(
@@ -118,7 +118,7 @@ class Pull:
         if place.applies_to(request.language):
             is_told = place.is_here()
             wait_ms = wait_ms if is_told else min(wait_ms, ELSEWHERE_MS)
-        request.shrink()  # senders choose how large the rest of it is
+        request.shrink()  # the sender chooses the size of the rest
         held = ParkedPull(
             connection=connection,
             header=header,

@@ -1,10 +1,10 @@
-"""PullRuns: pulls of which nothing needs a look, answered in one pass of the compiled engine.
+"""PullRuns: consecutive plain pulls, answered in one pass of the compiled engine.
 
-The rules of a pull are those of `read.Reader` and `pull.Pull`. A lane of the engine holds the result of
-`Reader.admit` for a group, a queue and an expression, with the values that the result rests on; the engine
-compares these values at each pull. What is not compared there closes all lanes when it changes: the settings,
-and refusals of a group's pulls. The engine answers pulls that find messages; it stops before any other pull,
-and its caller handles the rest of the run as single requests.
+`read.Reader` and `pull.Pull` define the rules of a pull. A lane of the engine holds the result of
+`Reader.admit` for a group, a queue and an expression, with the values on which the result depends; the engine
+compares these values at each pull. The settings and the refusals of a group's pulls are not compared: a
+change of either closes all lanes. The engine answers pulls that find messages; it stops before any other
+pull, and its caller handles the rest of the run as single requests.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 LANES_MAX: Final = 20_000
 TRIED_MAX: Final = 1_000
 AGAIN_SECONDS: Final = 1.0
-"""Until a lane that could not be opened is tried again."""
+"""Time until a lane that could not be opened is tried again."""
 
 
 def make_pull_lanes(compiled: ModuleType) -> PullLanes:
@@ -58,8 +58,8 @@ def _head_parts() -> tuple[bytes, ...]:
 
 
 class PullRuns:
-    """See the module. `respond(request, response, connection)` sends the response of a commit that is
-    refused; `clock` is in seconds."""
+    """Answers runs of pulls. `respond(request, response, connection)` sends the response of a refused commit;
+    `clock` is in seconds."""
 
     def __init__(
         self,
@@ -88,7 +88,7 @@ class PullRuns:
         self._tried: dict[tuple[str, str, int, str | None], float] = {}
 
     def answer(self, run: PullRun, connection: Connection) -> int:
-        """Answer pulls of a run, from the first on, for a turn; return how many were answered."""
+        """Answer pulls of a run, from the first on, for one turn; return the number of answered pulls."""
         reader, limits = self._reader, self._settings.store
         if reader.refusals != self._refusals:
             self._refusals = reader.refusals
@@ -125,7 +125,7 @@ class PullRuns:
                 self._respond(request, error_response(request, error), connection)
 
     def open_lanes(self, connection: Connection) -> None:
-        """Open the lanes that pulls of a connection looked for, where such pulls are plain."""
+        """Open the missing lanes of a connection's pulls, if these pulls are plain."""
         now, tried = self._clock(), self._tried
         for wanted in self.lanes.take_wanted():
             if tried.get(wanted, now) <= now and not self._open(*wanted, connection):
@@ -136,7 +136,7 @@ class PullRuns:
     def _open(
         self, group: str, topic: str, queue_id: int, expression: str | None, connection: Connection
     ) -> bool:
-        """Open a lane; False where its pulls are refused, need a look, or find no queue yet."""
+        """Open a lane; False if its pulls are refused, are not plain, or find no queue yet."""
         row, queue = self._topics.table.get(topic), self._store.lane(topic, queue_id)
         if row is None or queue is None:
             return False

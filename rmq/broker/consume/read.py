@@ -68,22 +68,22 @@ _ROWS_MAX: Final = 20_000
 _SHORT_EXPRESSION: Final = 512
 _PLANS_SIZE_MAX: Final = 16 << 20
 _PLAN_SIZE, _PLAN_FACTOR = 2_000, 50
-"""What plans may take, and about what one takes: so many bytes, and so many for each character that is
-compiled or split."""
+"""The bound of all plans in bytes, and the approximate size of one: bytes of a plan, and bytes for each
+character that is compiled or split."""
 
 log = logging.getLogger("rmq.broker")
 
 
 @frozen
 class SubscriptionPlan:
-    """How to read for one subscription: a test of a unit's tags code, a test of a record; None passes all."""
+    """Tests for the reads of one subscription: of a unit's tags code, and of a record; None passes all."""
 
     subscription: SubscriptionData
     matches: Callable[[int], bool] | None
     matches_record: Callable[[memoryview], bool] | None
     filter: Filter | None = None
     looks: int = SCANS
-    """Messages that one pull asks the expression about: the longer it is, the more each of them costs."""
+    """Messages that one pull tests by an expression: the longer the expression, the more each test costs."""
 
 
 @frozen
@@ -133,14 +133,14 @@ class Reader:
         self._now_ms = now_ms
         self._role = role
         self._unconfirmed: dict[tuple[str, int], None] = {}
-        """Queues of which somebody wanted more than that."""
+        """Queues whose readers wanted messages beyond the limit of reads."""
         self._plans: dict[tuple[str, str, str | None], SubscriptionPlan] = {}
         self._plans_size = 0
         self._rows: dict[tuple[str, str, int], Row] = {}
         self._refused: set[tuple[str, str]] = set()
         """Groups and topics of per-message delivery."""
         self.refusals = 0
-        """Counts up with each group and topic whose pulls are refused from now on."""
+        """Number of changes that refuse the pulls of a group from a topic."""
         settings.derive(self._settings_changed)
 
     def _settings_changed(self) -> None:
@@ -150,7 +150,7 @@ class Reader:
         self._rows.clear()
 
     def read_on(self) -> None:
-        """Consumers may read further than before: try the pulls that wait for that."""
+        """Try the pulls that wait for a higher limit of reads: consumers may read further than before."""
         if self._unconfirmed:
             queues, self._unconfirmed = self._unconfirmed, {}
             self.parked_pulls.turn()
@@ -159,8 +159,8 @@ class Reader:
 
     @property
     def unconfirmed(self) -> dict[tuple[str, int], None]:
-        """Queues, by topic and queue id, of which readers wanted more than they may read: `read_on` wakes
-        them."""
+        """Queues, by topic and queue id, whose readers wanted more than they may read: `read_on` wakes these
+        readers."""
         return self._unconfirmed
 
     # ---- who may read what ----
@@ -323,7 +323,7 @@ class Reader:
         return subscription
 
     def _filter(self, request: ReadRequest, subscription: SubscriptionData, reading: Reading) -> Filter:
-        """The filter that the group's heartbeats brought, as new as the puller's."""
+        """The filter from the group's heartbeats, as new as the puller's."""
         topic, group = request.topic, request.consumer_group
         had = self._filters.get(topic, group)
         is_newer = had is None or had.client_version < subscription.sub_version
@@ -354,7 +354,7 @@ class Reader:
         return SubscriptionPlan(subscription, None, _of_record(accepts), known, looks)
 
     def _check_switch(self, request: SubscriptionData) -> None:
-        """Raise ResponseError where filters other than tags are not allowed: before anything is compiled."""
+        """Raise ResponseError if only filters by tags are allowed; called before a filter is compiled."""
         if not self._settings.broker.enable_property_filter:
             raise for_code(
                 ResponseCode.SYSTEM_ERROR,
@@ -363,7 +363,7 @@ class Reader:
             )
 
     def _remember(self, key: tuple[str, str, str | None], plan: SubscriptionPlan) -> SubscriptionPlan:
-        """Keep a plan for the next pull, as long as all of them together are small."""
+        """Keep a plan for the next pull, as long as all plans together are small."""
         size = _size_of(plan)
         before = self._plans.pop(key, None)
         self._plans_size += size if before is None else size - _size_of(before)
@@ -381,7 +381,8 @@ class Reader:
         """The messages from an offset on, and the response code. Raises ResponseError if the consumer must
         not get another offset."""
         limits, clock = self._settings.store, self.parked_pulls.clock
-        # Somebody who pulls many queues over one connection may ask for more than it takes at a time.
+        # A client that pulls many queues over one connection may ask for more than the connection takes at a
+        # time.
         most = 1 if reading.is_busy else limits.max_transfer_count_on_message_in_memory
         reach = self._role.high_watermark()
         began = clock()
@@ -415,7 +416,7 @@ class Reader:
             )
 
     def read(self, request: ReadRequest, reading: Reading) -> Found:
-        """Read now, whatever there is. Raises ResponseError for a refusal."""
+        """Read now, and do not wait for messages. Raises ResponseError for a refusal."""
         group, plan = self.admit(request, reading)
         result, code = self.get(request, request.queue_offset, plan, reading)
         return group, result, code
@@ -435,8 +436,8 @@ class Reader:
         self._on_pulled(request, result, reading)
 
     def _check_room(self, reading: Reading, holders: Holders) -> None:
-        """Raise ResponseError when as many pulls wait as may: in all, of a connection, of an account, or of
-        an account's or address's share."""
+        """Raise ResponseError if the limit of waiting pulls is reached: in all, of a connection, of an
+        account, or of the share of an account or address."""
         config, parked_pulls, busy = self._settings.broker, self.parked_pulls, ""
         shares = parked_pulls.shares
         shares.most = config.pull_thread_pool_queue_capacity
@@ -476,7 +477,7 @@ class Reader:
         return True
 
     def is_of_another_topic(self, request: ReadRequest) -> bool:
-        """True if the offset belongs to another topic of that name: to one that was deleted since."""
+        """True if the offset belongs to another topic of the same name, which was deleted since."""
         created_ms = request.topic_created_ms
         if created_ms is None:
             return False
@@ -542,7 +543,7 @@ class Reader:
 
 
 class SharedReads:
-    """Reads that are tried in a row: those of a queue from the same offset without a filter share one result
+    """Reads that are tried in a row: reads of a queue from the same offset without a filter share one result
     of `get`."""
 
     def __init__(
@@ -554,19 +555,20 @@ class SharedReads:
     def get(
         self, request: ReadRequest, offset: int, plan: SubscriptionPlan, reading: Reading
     ) -> tuple[GetResult, int]:
-        """As `Reader.get`."""
+        """Same as `Reader.get`, from the shared result if possible."""
         if plan.matches is not None or plan.matches_record is not None or reading.is_busy:
             return self._get(request, offset, plan, reading)
         place = request.topic, request.queue_id, offset, request.max_msg_nums
         if self._last is not None and self._last[0] == place:
             return self._last[1]
         found = self._get(request, offset, plan, reading)
-        if found[1] != MOVED:  # which is corrected for each
+        if found[1] != MOVED:  # MOVED is corrected for each read
             self._last = place, found
         return found
 
     def forget(self) -> None:
-        """The row of tries is over: the queue may grow, and bytes of the log are not held for nothing."""
+        """Drop the shared results after a row of tries: the queue may grow, and the results hold parts of the
+        log."""
         self._last = None
 
 
@@ -576,9 +578,9 @@ def _of_record(accepts: MessageFilter | None) -> Callable[[memoryview], bool] | 
 
 
 def _room(config: BrokerConfig) -> int:
-    """So many waiting pulls cannot be over any limit, whosever they are."""
+    """The number of waiting pulls that is within every limit, for every holder."""
     return min(
-        config.pull_thread_pool_queue_capacity // 2,  # less is no holder's share
+        config.pull_thread_pool_queue_capacity // 2,  # no holder's share is less
         config.max_held_pulls_of_connection,
         config.max_held_pulls_of_account,
     )

@@ -47,7 +47,7 @@ else:
 
 IDLE_SECONDS: Final = 60.0
 FORGET_SECONDS: Final = 3_600.0
-"""So long after its last take a group with nothing out is forgotten; its offset stays."""
+"""Time after its last take until a group with no message out is forgotten; its offset stays."""
 HANDLES_OF_A_REQUEST: Final = 10_000
 
 log = logging.getLogger("rmq.broker")
@@ -167,7 +167,7 @@ class Deliveries:
     # ---- take ----
 
     def take(self, request: TakeRequest, reading: Reading) -> list[Handed]:
-        """Take messages now; none when there is nothing. Raises ResponseError for a refusal."""
+        """Take messages now, or none if none is ready. Raises ResponseError for a refusal."""
         if self._role.refuses_locks() or self._role.refusal():
             raise for_code(
                 ResponseCode.SERVICE_NOT_AVAILABLE, "messages are taken at the master of this set, not here"
@@ -195,7 +195,7 @@ class Deliveries:
             self._role.high_watermark(),
             request.chooser,
             config.max_taken_messages_of_group // 2
-            - topic.out,  # the rest is for those that take what is left
+            - topic.out,  # the rest is for messages that a chooser has left
         )
         in_order = self.is_ordered(topic.group) if request.in_order is None else request.in_order
         try:
@@ -294,7 +294,7 @@ class Deliveries:
         self._look_on(held)
 
     def has_messages(self, request: TakeRequest, reading: Reading) -> bool:
-        """True if a take may find something, as known without reading. Raises ResponseError."""
+        """True if a take may find a message, as far as known without a read. Raises ResponseError."""
         self._reader.admit_take(request, reading)
         topic = self._table.get((request.consumer_group, request.topic))
         count = self._topics.table[request.topic].read_queue_nums
@@ -339,7 +339,7 @@ class Deliveries:
     # ---- acknowledge, extend, give back ----
 
     def acknowledge(self, group: str, topic: str, handles: Sequence[str], on_done: OnHandled) -> None:
-        """As `Leases.acknowledge`. Raises ResponseError."""
+        """Acknowledge messages by `Leases.acknowledge`. Raises ResponseError."""
         self._check_keeps(handles)
         parsed = [_parsed(text) for text in handles]
         self._leases.acknowledge(self._table.get((group, topic)), parsed, on_done)
@@ -348,8 +348,8 @@ class Deliveries:
     def acknowledge_batches(
         self, group: str, topic: str, batches: Sequence[tuple[int, int, int, int]], on_done: OnWritten
     ) -> bool:
-        """Acknowledge leases or parts of leases, as (queue id, start, taken ms, mask). Return whether
-        all of the messages are leased so; if not, nothing has happened. Raises ResponseError.
+        """Acknowledge leases or parts of leases, as (queue id, start, taken ms, mask). Return whether all of
+        the messages have these leases; if not, nothing is changed. Raises ResponseError.
         """
         self._check_keeps(())
         known, ledger = self._table.get((group, topic)), self.ledger
@@ -364,19 +364,19 @@ class Deliveries:
         return True
 
     def changes(self, group: str, topic: str, handles: Sequence[str]) -> list[Change]:
-        """As `Leases.changes`, for `Ledger.commit`."""
+        """The changes of `Leases.changes`, for `Ledger.commit`."""
         self._check_keeps(())
         return self._leases.changes(self._table.get((group, topic)), list(map(parse_handle, handles)))
 
     def dead_letter(self, group: str, topic: str, handles: Sequence[str], on_done: OnHandled) -> None:
-        """As `Leases.dead_letter`. Raises ResponseError, StoreError."""
+        """Make dead letters by `Leases.dead_letter`. Raises ResponseError, StoreError."""
         self._check_keeps(handles)
         parsed = [_parsed(text) for text in handles]
         self._leases.dead_letter(self._table.get((group, topic)), parsed, on_done)
         self._write_soon()
 
     def extend(self, group: str, topic: str, handle: str, invisible_ms: int, owner: Reading) -> str:
-        """As `Leases.extend`. Raises ResponseError."""
+        """Extend a lease by `Leases.extend`. Raises ResponseError."""
         name = self._settings.broker.broker_name
         return self._leases.extend(
             self._table.get((group, topic)), parse_handle(handle), invisible_ms, owner, name
@@ -385,7 +385,7 @@ class Deliveries:
     def nack(
         self, group: str, topic: str, handles: Sequence[str], after_ms: int | None, *, counts: bool = True
     ) -> list[ResponseError | None]:
-        """As `Leases.nack`. Raises ResponseError."""
+        """End attempts by `Leases.nack`. Raises ResponseError."""
         self._check_keeps(handles)
         parsed = [_parsed(text) for text in handles]
         outcomes = self._leases.nack(self._table.get((group, topic)), parsed, after_ms, counts=counts)
@@ -407,13 +407,13 @@ class Deliveries:
             self._commit_soon()
 
     def on_close(self, connection: Reading) -> None:
-        """A connection has ended: its polls are forgotten, its messages come again."""
+        """A connection has ended: forget its polls, and redeliver its messages."""
         self.polls.on_close(connection)
         self._leases.on_close(connection)
 
     def stop(self) -> None:
-        """Prepare an orderly stop: the broker itself cuts off the messages in flight, so these attempts do
-        not count. The journal gets this with the next write."""
+        """Prepare a graceful shutdown: the broker itself ends the attempts of the messages in flight, so
+        these attempts do not count. The next write of the journal records this."""
         if self._role.refuses_commits() or self._role.refusal():
             return
         queues = (queue for topic in self._table.values() for queue in topic.queues.values())
@@ -472,7 +472,8 @@ class Deliveries:
     # ---- offsets that others change ----
 
     def _on_offsets(self, topic: TopicDelivery) -> None:
-        """Someone else has changed the offsets of a group: a reset, a deletion, or a consumer that pulls."""
+        """Take over offsets of a group that were changed elsewhere: by a reset, a deletion, or a pulling
+        consumer."""
         offsets = self._offsets.of(topic.group, topic.topic)
         if not offsets:
             self._forget(topic)
@@ -524,7 +525,7 @@ def _parsed(text: str) -> Handle | ResponseError:
 
 
 def fit(row: Recovered, known: int, low: int, end: int) -> None:
-    """Make the finished messages of a queue, as the journal has them, fit its offset and its bounds."""
+    """Adapt the finished messages of a queue, as read from the journal, to its offset and its bounds."""
     row.finished.cut(end)
     if not row.is_reset and known > row.finished.base:
         row.finished.advance_to(min(known, end))

@@ -1,9 +1,9 @@
-"""Receipt handles: the text by which a consumer names a message that it has taken.
+"""Receipt handles: the texts by which consumers name messages that they have taken.
 
 The form is that of RocketMQ 5.x: `start taken invisible revive type broker queue offset [position]`, numbers
 and the name of the broker with spaces between. `start` is the first offset of the batch that was taken,
-`taken` the wall time of that in ms, `invisible` the length of the lease in ms. The rest of a batch is found
-by these, so that nothing has to be kept for each handle.
+`taken` the wall time of the take in ms, `invisible` the length of the lease in ms. The broker finds the rest
+of a batch by these values, and keeps nothing for each handle.
 """
 
 from __future__ import annotations

@@ -1,23 +1,23 @@
-"""The journal of per-message delivery: records of a system topic that say which messages are finished.
+"""The journal of per-message delivery: records of finished messages, in a system topic.
 
-A turn of the loop writes one record for all that it has finished. A record begins with a version and with the
-journal offset from which a start reads: the begin of the newest whole snapshot. Then come operations:
+A turn of the loop writes one record for all messages that it has finished. A record begins with a version and
+with the journal offset from which a start reads: the begin of the newest whole snapshot. Operations follow:
 
 | operation | fields | meaning |
 |---|---|---|
 | ROW | id, base, group, topic, queue | names a queue of a group; messages below `base` are finished |
 | DONE | id, frontier, start, mask | these messages are finished |
-| NOTE | id, frontier, start, mask, attempts, available | tried so often; not before this time |
+| NOTE | id, frontier, start, mask, attempts, available | failed attempts, and time of the next delivery |
 | RESET | id, base | the group goes on at `base`: nothing from there on is finished |
 | GONE | id | the row is forgotten |
 | COMMIT | count, offsets | these half messages are committed, together with the rest of the record |
 
 `frontier` is the offset before which all messages were taken at least once. An operation on an id that no ROW
-has named belongs to the time before the snapshot, which includes it. The last record of the log decides, so
-that a log that was cut, or that another replica goes on with, needs nothing beside itself.
+has named is older than the snapshot, which includes it. The last record of the log decides. So a log that was
+cut, or that another replica continues, needs no other file.
 
 COMMIT is the last operation of its record. It has the queue offset and the physical offset of each half
-message; their op messages tell what is still to be done for them after a start.
+message; the op messages show which half messages still need work after a start.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from typing import Final
 from rmq.errors import CorruptRecord
 
 JOURNAL_TOPIC: Final = "rmq_sys_delivery_journal"
-"""RocketMQ takes it for a topic of its own system, which no client may send to."""
+"""A name that RocketMQ treats as a system topic, which no client may send to."""
 
 VERSION: Final = 1
 _HEAD: Final = Struct(">BQ")
@@ -76,7 +76,7 @@ def done(row_id: int, frontier: int, start: int, mask: int) -> bytes:
 
 
 def note(row_id: int, frontier: int, start: int, mask: int, attempts: int, available_ms: int) -> bytes:
-    """Record how often messages were tried, and the time of their next delivery."""
+    """Record the number of attempts of messages, and the time of their next delivery."""
     size = (mask.bit_length() + 7) // 8
     attempts = min(attempts, ATTEMPTS_MAX)
     fixed = _NOTE.pack(_NOTE_CODE, row_id, frontier, start, size, attempts, available_ms)
@@ -119,7 +119,7 @@ class Replay:
         self._commit = commit
 
     def read(self, body: bytes) -> None:
-        """Call these for the operations of one record. Raises CorruptRecord."""
+        """Call the functions of a Replay for the operations of one record. Raises CorruptRecord."""
         first_of(body)
         at = _HEAD.size
         try:

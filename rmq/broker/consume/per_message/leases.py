@@ -3,7 +3,7 @@
 A message is delivered again, with its attempt counted, when its lease ends, when its consumer gives the
 message back, and when the consumer's connection ends; after the group's last attempt it becomes a dead
 letter. A heap has the times of all leases and retries. Leases are in memory only: when the broker ends, all
-connections end. When the broker stops in good order, the attempts that it cuts off do not count.
+connections end. At a graceful shutdown the attempts that the broker ends do not count.
 """
 
 from __future__ import annotations
@@ -117,13 +117,13 @@ class Leases:
 
     def room(self, topic: TopicDelivery, taker: Holders, most: int) -> int:
         """Number of further messages of a topic that may be taken, of `most` in all, by the shares of the
-        holders that have taken the others; a topic of which none is out counts for `taker` from now on."""
+        topic's holders. A topic with no message out counts for `taker` from now on."""
         if not topic.out:
             topic.holders = taker
         return self.shares(most).room(topic.holders)
 
     def count_out(self, topic: TopicDelivery, count: int) -> None:
-        """So many messages of a topic are out more, or less with a negative number."""
+        """Add a number of messages, negative to subtract, to the messages of a topic that are out."""
         topic.out += count
         if count < 0 and topic.is_at_limit:
             self._on_ready(topic)
@@ -170,15 +170,15 @@ class Leases:
             self._owned.setdefault(owner, {})[batch] = None
 
     def _remove(self, batch: Batch) -> None:
-        """Take a batch out of everything that keeps it."""
+        """Remove a batch from all tables that have it."""
         batch.queue.take_out(batch)
         self._own(batch, None)
 
     # ---- what consumers say ----
 
     def acknowledge(self, topic: TopicDelivery | None, handles: Handles, on_done: OnHandled) -> None:
-        """Finish messages. `on_done` is called with the outcome of each handle when that is as safe as the
-        broker's settings ask; at once where nothing has to be written."""
+        """Finish messages. `on_done` is called with the outcome of each handle once the change is as safe as
+        the broker's settings ask; at once if no change has to be written."""
         outcomes, changes = self._changes(topic, handles)
         for change in changes:
             self._ledger.finish(change)
@@ -187,7 +187,8 @@ class Leases:
     def acknowledge_batch(
         self, topic: TopicDelivery | None, queue_id: int, start: int, taken_ms: int, mask: int
     ) -> Change | None:
-        """The change that finishes messages of one lease, all of which are leased still; else None."""
+        """The change that finishes messages of one lease; None unless all of the messages are still
+        leased."""
         queue = None if topic is None else topic.queues.get(queue_id)
         batch = None if queue is None else queue.leased.get(start)
         if queue is None or batch is None or batch.taken_ms != taken_ms or batch.start != start:
@@ -195,8 +196,7 @@ class Leases:
         return Change(queue, batch, start, mask) if mask & batch.mask == mask else None
 
     def changes(self, topic: TopicDelivery | None, handles: Handles) -> list[Change]:
-        """The changes that finish messages. Raises ResponseError when a handle is not its holder's any
-        more."""
+        """The changes that finish messages. Raises ResponseError if the lease of a handle has ended."""
         outcomes, changes = self._changes(topic, handles)
         for outcome in outcomes:
             if outcome is not None:
@@ -219,7 +219,7 @@ class Leases:
         self._report(outcomes, changes, on_done)
 
     def _is_unfinished(self, change: Change) -> bool:
-        """True if the message of a lease that is gone will come again."""
+        """True if a message whose lease is gone will be delivered again."""
         queue, offset = change.queue, change.start
         is_dying = any(one.queue is queue and queue.has(one, offset) for one in self._dying)
         return not is_dying and offset not in queue.finished
@@ -315,7 +315,7 @@ class Leases:
         return outcomes
 
     def on_close(self, owner: object) -> None:
-        """A connection has ended: its messages come again, at once."""
+        """A connection has ended: redeliver its messages at once."""
         mine = self._owned.get(owner)
         if mine:
             self._ending.extend(mine)
@@ -464,7 +464,7 @@ class Leases:
             self._on_ready(queue.topic)
 
     def reset(self, queue: QueueDelivery, base: int) -> None:
-        """Move a queue to `base`, whatever was taken or finished."""
+        """Move a queue to `base`, without regard to taken and finished messages."""
         for batch in queue.batches():
             self._remove(batch)
             self.count_out(queue.topic, -batch.count)

@@ -37,10 +37,11 @@ else:
 log = logging.getLogger("rmq.broker")
 
 SNAPSHOT_RECORDS: Final = 20_000
-"""A snapshot is begun when the journal has so many records since the last one: a start reads them."""
+"""Records of the journal since the last snapshot after which a snapshot begins: a start reads these
+records."""
 SNAPSHOT_BYTES: Final = 16 << 20
 PIECE_BYTES: Final = 16_384
-"""About so much of a snapshot is written in one step, and one queue of a group more."""
+"""Approximate bytes of a snapshot that one step writes, and one queue of a group more."""
 BODY_BYTES: Final = 16_384
 """Operations of one record, and one operation more."""
 
@@ -102,7 +103,7 @@ class Ledger:
         self.rows: dict[int, QueueDelivery] = {}
         self._ids = 0
         self._pieces: list[bytes] = []
-        self._firm: list[bytes] = []  # those of the pieces that are written again after a failed write
+        self._firm: list[bytes] = []  # pieces that are written again after a failed write
         self._putting: list[bytes] = []  # firm pieces in the pending batch
         self._again: list[bytes] = []  # firm pieces that were not written: they lead the next record
         self._calls: list[OnWritten] = []
@@ -131,8 +132,8 @@ class Ledger:
         self._add_firm([_row(queue)])
 
     def _add_firm(self, pieces: list[bytes]) -> None:
-        """Add pieces that hold though the record that has them is not written: without its ROW nothing of a
-        queue would be read."""
+        """Add pieces that are written again if their record is not written: without its ROW no operation of a
+        queue could be read."""
         self._pieces += pieces
         self._firm += pieces
 
@@ -156,7 +157,7 @@ class Ledger:
         self._pieces.append(_note(batch, 0, batch.attempt - 1))
 
     def reset(self, queue: QueueDelivery) -> None:
-        """Keep that the group goes on at the queue's base."""
+        """Record that the group goes on at the queue's base."""
         self._add_firm([journal.reset(queue.row_id, queue.base)])
 
     def keep(self, queue: QueueDelivery) -> None:
@@ -169,7 +170,7 @@ class Ledger:
         self._writing = [change for change in self._writing if change.queue is not queue]
 
     def forget(self, queue: QueueDelivery) -> None:
-        """Keep nothing of a queue any more."""
+        """Forget a queue."""
         if self.rows.pop(queue.row_id, None) is not None:
             self._add_firm([journal.removed(queue.row_id)])
 
@@ -182,8 +183,8 @@ class Ledger:
     def commit(
         self, changes: Sequence[Change], halves: Sequence[tuple[int, int]], on_written: OnWritten
     ) -> None:
-        """Put a record by which messages are finished and half messages are committed, both or neither, into
-        the store's pending batch. Raises StoreError, ResponseError: then neither is.
+        """Put a record that finishes messages and commits half messages, both or neither, into the store's
+        pending batch. Raises StoreError, ResponseError: neither is done.
         """
         self.write()  # the queues that the changes name are in the journal before
         pieces = [journal.head(self._first)]
@@ -203,8 +204,8 @@ class Ledger:
         return commits
 
     def hold_snapshots(self) -> None:
-        """Begin no snapshot, which would not have a commit that is not done; to be ended by as many calls of
-        `free_snapshots`."""
+        """Begin no snapshot until `free_snapshots` was called as often as this: a snapshot would lack a
+        commit that is not done."""
         self._holds += 1
 
     def free_snapshots(self) -> None:
@@ -249,11 +250,11 @@ class Ledger:
 
     @property
     def is_writing(self) -> bool:
-        """True if anything of the ledger waits for the pending batch to be written."""
+        """True if a change of the ledger waits for the write of the pending batch."""
         return bool(self._writing or self._putting) or self._is_naming
 
     def written(self, *, is_written: bool = True) -> None:
-        """The pending batch is in the log, or could not be written."""
+        """Note that the pending batch is in the log, or could not be written."""
         changes, self._writing = self._writing, []
         firm, self._putting = self._putting, []
         if not is_written:
@@ -285,7 +286,7 @@ class Ledger:
             if size >= PIECE_BYTES:
                 return True
         self._snapshot, self._whole_from = None, self._snapshot_first
-        self._pieces.append(b"")  # so that there is something to write
+        self._pieces.append(b"")  # so that has_pending is true
         return False
 
     def _end(self) -> int:
@@ -322,7 +323,7 @@ class Ledger:
 
     def load(self, now_ms: int) -> list[tuple[int, Recovered]]:
         """Read the journal: the queues of groups with their ids. A message that waits for its next attempt
-        waits from now on no longer than its delay was: the clock may have been set back since."""
+        waits at most its delay from now on, since the clock may have been set back."""
         store, end = self._store, self._end()
         low = store.min_offset(JOURNAL_TOPIC, 0)
         if end <= low:

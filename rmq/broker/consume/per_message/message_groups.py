@@ -1,4 +1,4 @@
-"""FIFO by message group: which messages of a queue wait because an earlier message of their group is out.
+"""FIFO by message group: messages of a queue that wait while an earlier message of their group is out.
 
 The group of a message is its property `__SHARDINGKEY`; messages without this property form a group of their
 queue. Reading goes on past messages that must wait: their offsets are kept, `HELD_MAX` at most.
@@ -14,13 +14,13 @@ from rmq.protocol.properties import property_value
 from rmq.protocol.record import property_bytes
 
 HELD_MAX: Final = 10_000
-"""Messages of one queue that may wait for another of their group; behind them the queue is not read on."""
+"""Most messages of a queue that wait for another message of their group; at this bound reading stops."""
 _MARKER: Final = b"__SHARDINGKEY\x01"
 _LONG: Final = 32
 
 
 def group_of(record: bytes | memoryview) -> bytes:
-    """The message group of a record, short however long its name is. Raises CorruptRecord."""
+    """The message group of a record, in a short form if its name is long. Raises CorruptRecord."""
     key = property_value(property_bytes(record), _MARKER) or b""
     return key if len(key) < _LONG else blake2b(key, digest_size=_LONG).digest()
 
@@ -46,7 +46,8 @@ class MessageGroups:
         return self.held >= HELD_MAX
 
     def claim(self, key: bytes, offset: int) -> bool:
-        """True if a message may be taken now, as the first of its group; else it waits."""
+        """True if a message may be taken now, as the first message of its group; otherwise the message
+        waits."""
         if key not in self._waiting:
             self._waiting[key] = None
             return True

@@ -52,7 +52,7 @@ class HeldTake:
     holders: Holders = NOBODY
     is_answered_at_stop: bool = True
     asks_only: bool = False
-    """True if it is answered, without messages, as soon as there is one."""
+    """True if the take is answered, without messages, as soon as a message is ready."""
     is_answered: bool = False
 
 
@@ -146,7 +146,7 @@ class HeldTakes:
                 self.wake(key)
 
     def wake(self, key: Key) -> None:
-        """There is a message for a group: try its polls, soon."""
+        """A group has a message to take: try its polls, soon."""
         if key in self._polls and not self.is_silent:
             self._to_wake[key] = None
             self._on_deadline(self._clock())
@@ -228,7 +228,7 @@ class HeldTakes:
         self.arrived(topic)
 
     def fall_silent(self) -> None:
-        """The broker stops soon: nothing is answered until `finish_last`."""
+        """The broker stops soon: answer no poll until `finish_last`."""
         self.is_silent = True
         for mine in self._of_connection.values():
             for held in mine:

@@ -56,12 +56,12 @@ _POP_FIELDS: Final = (
     *("consumerGroup", "topic", "queueId", "maxMsgNums", "invisibleTime", "pollTime", "initMode"),
     *("expType", "exp", "order"),
 )
-"""The fields of a pop's header that decide about its take, and `bornTime` and `attemptId` do not."""
+"""The fields of a pop's header that decide about its take; `bornTime` and `attemptId` do not."""
 _BORN_DIGITS: Final = 18
 """A longer `bornTime` may not be a number of 64 bits: such a header is read as a whole."""
 _POPS_MAX: Final = 1_000
 _POP_CHARS: Final = 1_000
-"""Pops whose header is longer are read anew each time."""
+"""A pop with a longer header is parsed each time."""
 
 
 @define(eq=False)
@@ -81,7 +81,7 @@ class PopRequests:
         self._deliveries = deliveries
         self._now_ms = now_ms
         self._pops: dict[tuple[str | None, ...], tuple[TakeRequest, int]] = {}
-        """Pops that came, by the texts of their headers: a consumer sends one and the same all the time."""
+        """Recent pops by the texts of their headers: a consumer sends the same header all the time."""
 
     def handlers(self) -> dict[int, Callable[[Command, Connection, int], Command | None]]:
         """The handlers of this part, by request code."""
@@ -111,7 +111,7 @@ class PopRequests:
         self._hold(request, connection, take, poll_ms)
 
     def _read_pop(self, request: Command, texts: tuple[str | None, ...]) -> tuple[TakeRequest, int]:
-        """The take of a pop, and how long it may wait (ms)."""
+        """The take of a pop, and its longest wait (ms)."""
         header = request.read(PopMessageRequestHeader)
         _check_invisible(header.invisible_time, least=1)
         take = TakeRequest(

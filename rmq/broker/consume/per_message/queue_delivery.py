@@ -30,11 +30,11 @@ LEASED: Final = 0
 WAITING: Final = 1
 READY: Final = 2
 DYING: Final = 3
-"""To become dead letters with the next write."""
+"""State of batches that become dead letters with the next write."""
 GONE: Final = 4
 BLOCK: Final = 256
 ORDERED_READY: Final = 256
-"""Among so many of the last ready batches a further one is put in order."""
+"""Number of the last ready batches among which a further batch is put in order."""
 
 
 @define(eq=False)
@@ -56,12 +56,12 @@ class TopicDelivery:
     taken_ms: int = 0
     """No batch is taken at an earlier time: two leases of one message never look the same."""
     is_at_limit: bool = False
-    """The last take got no more since too many messages are out: the next that is finished makes room."""
+    """The last take got no more since too many messages are out: the next finished message makes room."""
     has_more: bool = False
     """The last take found nothing, and has not looked at all messages."""
 
     def turn_of(self, queue_id: int, count: int) -> Iterator[int]:
-        """The queues to take from: `queue_id`, or with a negative one all, another one first each time."""
+        """The queues to take from: `queue_id`, or for a negative `queue_id` all queues, in turn."""
         if queue_id >= 0:
             yield queue_id
             return
@@ -84,12 +84,12 @@ class Batch:
     attempt: int
     taken_ms: int
     time: float
-    owner: Any  # a Reading; None: nobody's
+    owner: Any  # a Reading; None: no owner
     name: int
     key: bytes | None = None
     state: int = LEASED
     span: int = 0
-    """The number of offsets from `start` on among which all of the batch were when it was leased."""
+    """The number of offsets from `start` on that included the whole batch when it was leased."""
     refused: dict[Any, int] | None = None
     """Of a ready batch: the choosers that take none of it, with their versions."""
     due: float = math.inf
@@ -129,13 +129,13 @@ class QueueDelivery:
     tried_before: int = 0
     """Recovered messages before this offset were taken at least once."""
     notes: dict[int, tuple[int, int]] = field(factory=dict, repr=False)
-    """Of recovered messages: how often they were tried, and when they come again (ms of wall time)."""
+    """The attempts of recovered messages, and the time of their next delivery (ms of wall time)."""
     groups: MessageGroups | None = None
     leased: dict[int, Batch] = field(factory=dict, repr=False)
     waiting: dict[Batch, None] = field(factory=dict, repr=False)
     ready: deque[Batch] = field(factory=deque, repr=False)
     _other_name: int = -(1 << 63)
-    """A name that no batch has by its first message."""
+    """A name that no batch gets from its first message."""
     _blocks: dict[int, dict[Batch, None]] = field(factory=dict, repr=False)
     """The leased batches by the parts of the queue that they lie in."""
 
@@ -153,7 +153,7 @@ class QueueDelivery:
 
     @property
     def is_out(self) -> bool:
-        """True if messages are leased, or are to come again."""
+        """True if messages are leased, or wait for redelivery."""
         return bool(self.leased or self.waiting or self.ready or (self.groups and self.groups.free))
 
     def set_order(self, in_order: bool) -> bool:
@@ -201,8 +201,9 @@ class QueueDelivery:
     # ---- leases ----
 
     def lease(self, batch: Batch) -> None:
-        """Keep a batch that was taken. A batch of which messages were given back may have the name still that
-        those messages get when they are taken again: then the new batch has another name."""
+        """Keep a batch that was taken. An older batch, some of whose messages were given back, may still have
+        the name that these messages would get at their next take: in that case the new batch gets another
+        name."""
         batch.state = LEASED
         batch.span = batch.mask.bit_length()
         if batch.name in self.leased:
@@ -287,7 +288,7 @@ class QueueDelivery:
         self.waiting[batch] = None
 
     def make_ready(self, batch: Batch) -> None:
-        """Make a batch that was taken out available again, before the ready ones that lie behind it."""
+        """Make a batch that was taken out available again, before the ready batches that lie behind it."""
         batch.state = READY
         ready = self.ready
         at = len(ready)

@@ -1,4 +1,4 @@
-"""Retry policies of groups: how long after a failed attempt a message comes again."""
+"""Retry policies of groups: the delay between a failed attempt and the next delivery."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DEFAULT_DELAYS_MS: Final = (
     *(10_000, 30_000, 60_000, 120_000, 180_000, 240_000, 300_000, 360_000),
     *(420_000, 480_000, 540_000, 600_000, 1_200_000, 1_800_000, 3_600_000, 7_200_000),
 )
-"""The delays after the first and each further attempt where the group says nothing: RocketMQ's levels 3 to
+"""The delays after the first and each further attempt of a group without a policy: RocketMQ's levels 3 to
 18."""
 
 DELAY_MAX_MS: Final = 40 * 86_400_000

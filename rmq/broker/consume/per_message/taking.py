@@ -89,14 +89,14 @@ class Handed:
 
 @define(eq=False)
 class Taking:
-    """State of a take: how much more it may get, and its effects on other parts of the broker. Times of
-    leases are seconds, wall times ms.
+    """State of a take: its remaining limits, and its effects on other parts of the broker. Times of leases
+    are seconds, wall times ms.
     """
 
     left: int
     fresh: int
-    """So many messages may be taken that are not out already: a bound of those must not keep the messages
-    back that are out and come again."""
+    """The number of messages that may be taken and are not out yet: the bound of messages that are out must
+    not hold back redeliveries."""
     bytes_left: int
     now: float
     now_ms: int
@@ -108,15 +108,15 @@ class Taking:
     reach: int | None
     chooser: Chooser | None = None
     may_read: int = 0
-    """With a chooser: so many new messages are looked at."""
+    """With a chooser: the number of new messages that the take may look at."""
     left_over: list[Batch] = field(factory=list)
     """New batches that the chooser leaves to other consumers."""
     handed: list[Handed] = field(factory=list)
     leased: list[Batch] = field(factory=list)
     postpone: list[tuple[Batch, int]] = field(factory=list)
-    """Recovered batches that wait, and the wall time until which they do."""
+    """Recovered batches that wait, each with the wall time of its end."""
     dying: list[Batch] = field(factory=list)
-    """Recovered batches that were tried often enough."""
+    """Recovered batches without attempts left."""
     new: int = 0
     """Messages that are out by this take and were not before."""
     dropped: int = 0
@@ -124,16 +124,16 @@ class Taking:
     has_more: bool = False
     """The take has ended before a queue was read to its end."""
     is_cut: bool = False
-    """There are messages behind those that may be read."""
+    """The queue has messages beyond the limit of reads."""
 
     @property
     def is_full(self) -> bool:
-        """True if it gets no more."""
+        """True if the take gets no more messages."""
         return self.left <= 0 or self.bytes_left <= 0
 
     @property
     def takes_no_new(self) -> bool:
-        """True if it gets no more messages that are not out already."""
+        """True if the take gets no more new messages."""
         return self.is_full or self.new >= self.fresh
 
     @property
@@ -143,8 +143,8 @@ class Taking:
 
 
 class Taker:
-    """Takes messages of queues. `beyond(queue)` gives the offset at which a queue goes on whose cursor lies
-    outside of the stored range."""
+    """Takes messages of queues. `beyond(queue)` gives the next offset of a queue whose cursor lies outside of
+    the stored range."""
 
     def __init__(self, store: Store, beyond: Callable[[QueueDelivery], int]) -> None:
         self._store = store
@@ -167,7 +167,7 @@ class Taker:
                     break
 
     def record(self, queue: QueueDelivery, offset: int) -> memoryview | None:
-        """The record of a message; None when it is gone."""
+        """The record of a message; None if the record is gone."""
         topic = queue.topic.topic
         unit = self._store.unit(topic, queue.queue_id, offset)
         return None if unit is None else self._store.read(unit[0])
@@ -321,7 +321,7 @@ class Taker:
         return None
 
     def _take_new(self, queue: QueueDelivery, taking: Taking) -> bool:
-        """Read on once; return whether there may be more."""
+        """Read on once; return whether more messages may follow."""
         most = min(taking.left, taking.fresh - taking.new)
         length, attempts, available_ms = most, 0, 0
         if queue.cursor < queue.recovered:
@@ -332,14 +332,14 @@ class Taker:
             taking.is_cut |= result is not None and result.is_cut
             return False
         taking.is_cut |= result.is_cut
-        if queue.cursor != start:  # it was corrected
+        if queue.cursor != start:  # the cursor was corrected
             start, attempts = queue.cursor, 0
             length = most if start >= queue.recovered else 1
         end = result.next_queue_offset
         buffers: Sequence[Bytes] = result.buffers
         mask = (1 << result.count) - 1
         is_plain = mask and end - start == result.count and start >= queue.recovered
-        if is_plain and taking.chooser is None:  # as most are
+        if is_plain and taking.chooser is None:  # the usual case
             queue.pass_notes(end)
             taking.new += result.count
             taking.left -= result.count
@@ -362,7 +362,8 @@ class Taker:
         return True
 
     def _pass_over(self, queue: QueueDelivery, start: int, end: int, mask: int) -> None:
-        """The messages from `start` to `end` that are not in `mask` are not for this group, or are gone."""
+        """Pass over the messages from `start` to `end` that are not in `mask`: the filter refuses them, or
+        they are gone."""
         if mask:
             queue.finished.add(start, (1 << end - start) - 1 & ~mask)
         else:
@@ -486,7 +487,7 @@ def _chosen(
     taking: Taking,
     buffers: Sequence[Bytes],
 ) -> tuple[int, int, Sequence[Bytes]]:
-    """The chosen messages among those that were read, as start, mask and records; the rest is left over."""
+    """The chosen messages of a read, as start, mask and records; the other messages are left over."""
     chosen, kept = 0, []
     for record in _records(buffers):
         if _is_chosen(chooser, record):
@@ -506,8 +507,8 @@ def _chosen(
 
 
 def _is_chosen(chooser: Chooser, record: Bytes) -> bool:
-    """True if a consumer takes a message. A chooser that fails takes none: its door's bug must not end the
-    commit, of others, in which it is asked."""
+    """True if a consumer takes a message. A chooser that fails takes none: a bug of its door must not end the
+    commit of another client during which the chooser is called."""
     try:
         (message,) = decode_records(memoryview(record))
         return chooser(message)
