@@ -13,41 +13,41 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 PAGE = pathlib.Path(__file__).with_name("map.md")
 
 READING = (
-    ("rmq/message.py", "what an application sends and gets"),
+    ("rmq/message.py", "the messages that an application sends and gets"),
     ("rmq/protocol/command.py", "a request or response in memory"),
     ("rmq/protocol/frames.py", "bytes to commands and back: `Decoder`, `encode`"),
-    ("rmq/protocol/record.py", "the bytes of a stored message, the same in log, pull and Spark"),
-    ("rmq/remoting/endpoint.py", "what a service is to a connection"),
+    ("rmq/protocol/record.py", "the bytes of a stored message, equal in log, pull and Spark"),
+    ("rmq/remoting/endpoint.py", "the interface of a service for a connection"),
     ("rmq/remoting/connection.py", "one peer: calls, answers, chunks of requests"),
     ("rmq/broker/broker.py", "the parts of a broker, and the end of every chunk"),
     ("rmq/broker/produce/send.py", "a request as a record"),
-    ("rmq/broker/produce/append.py", "what may be stored, and where; delays, the broker's own writes"),
-    ("rmq/broker/produce/acks.py", "what a send waits for, and its answer"),
+    ("rmq/broker/produce/append.py", "checks before a message is stored; delays, the broker's own writes"),
+    ("rmq/broker/produce/acks.py", "the conditions that a send waits for, and its response"),
     ("rmq/broker/consume/long_polling.py", "pulls that wait for messages, as rows in tables"),
-    ("rmq/broker/consume/read.py", "what a consumer may read, and held reads"),
-    ("rmq/broker/consume/pull.py", "the same as requests and answers"),
+    ("rmq/broker/consume/read.py", "the rules of a read, and held reads"),
+    ("rmq/broker/consume/pull.py", "reads as requests and responses of the wire"),
     ("rmq/broker/transactions.py", "half messages, their end, check-back"),
-    ("rmq/broker/runtime/service.py", "the nursery tree: which loops there are"),
+    ("rmq/broker/runtime/service.py", "the nursery tree: all loops of a broker"),
     ("rmq/store/store.py", "log, queues and index as one"),
     ("rmq/store/files/commitlog.py", "put and commit"),
     ("rmq/store/files/segments.py", "equal files as one address space"),
     ("rmq/store/files/consumequeue.py", "the units of a queue"),
-    ("rmq/store/view.py", "what can be read of a store"),
-    ("rmq/store/recovery.py", "where the log ends after a crash"),
-    ("rmq/client/session/session.py", "what producers and consumers share"),
-    ("rmq/client/produce/producer.py", "what an application calls to send"),
-    ("rmq/client/produce/sender.py", "which queue, which broker next"),
+    ("rmq/store/view.py", "the readable part of a store"),
+    ("rmq/store/recovery.py", "the end of the log after a crash"),
+    ("rmq/client/session/session.py", "the parts that producers and consumers share"),
+    ("rmq/client/produce/producer.py", "the calls of an application that sends"),
+    ("rmq/client/produce/sender.py", "the choice of queue and broker, and retries"),
     ("rmq/client/produce/outgoing.py", "a message as a request"),
     ("rmq/client/consume/pull.py", "a pull, and the loop that keeps a window filled"),
-    ("rmq/client/consume/process_queue.py", "the window of one queue, and what may be committed"),
+    ("rmq/client/consume/process_queue.py", "the window of one queue, and its committable offset"),
     ("rmq/client/consume/consumer.py", "iteration and handlers"),
 )
-"""A day's reading: files in this order, and what to look for in each."""
+"""A day's reading: files in this order, each with its subject."""
 
 HEAD = """# Map
 
-Written by `make_map.py` from the docstrings of the modules. [paths.md](paths.md) draws how a message
-walks through them, [README.md](README.md) the layers between them.
+`make_map.py` writes this page from the docstrings of the modules. [paths.md](paths.md) follows a message
+through the modules, [README.md](README.md) has their layers.
 
 ## Read these in this order
 
@@ -77,7 +77,7 @@ def page() -> str:
     lengths = {path: length(path) for path, _ in READING}
     reading = [f"| `{path}` | {lengths[path]} | {what} |" for path, what in READING]
     total = f"Some {round(sum(lengths.values()), -3):,} lines in {len(READING)} files.\n"
-    parts = [HEAD + "| file | lines | what to look for |\n|---|---|---|\n" + "\n".join(reading), total]
+    parts = [HEAD + "| file | lines | subject |\n|---|---|---|\n" + "\n".join(reading), total]
     packages: dict[str, list[str]] = {}
     for path, line in modules():
         folder, name = path.rsplit("/", 1)
