@@ -3,11 +3,12 @@
 A log that has lost its last bytes looks like a log that ends earlier. The files beside the log reveal the
 loss, each as far as it is reliable:
 
-| file | after a clean stop | after a kill | after a power cut | |---|---|---|---| | `checkpoint`, with
-physical offsets | the log ends exactly there | synced before it was written | the same | | `checkpoint` of
-RocketMQ, store times only | a record of that time was synced | the same | the same | | `abort` | is not there
-| exactly what was synced | at most what was synced | | queue units | each names a record | each names a
-record | may be ahead of the log |
+| file | after a clean stop | after a kill | after a power cut |
+|---|---|---|---|
+| `checkpoint`, with physical offsets | the log ends exactly there | synced before it was written | the same |
+| `checkpoint` of RocketMQ, store times only | a record of that time was synced | the same | the same |
+| `abort` | does not exist | exactly the synced position | at most the synced position |
+| queue units | each names a record | each names a record | may be ahead of the log |
 
 A kill and a power cut leave the same files, so queue units count only after a clean stop. A flipped bit in a
 queue is no reason to refuse a log that ends at our checkpoint's offset, so queue units count only if the

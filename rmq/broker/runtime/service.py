@@ -1,9 +1,9 @@
-"""The nursery tree of a broker: every task of it is started in this file.
+"""The nursery tree of a broker: this file starts every task of the broker.
 
     broker
     ├── inner
     │   ├── store
-    │   │   ├── flush        one sync at a time, for all who wait; also queue files and checkpoint
+    │   │   ├── flush        one sync at a time, for all sends that wait; also queue files and checkpoint
     │   │   ├── reput        index and queue files, in batches after the replies
     │   │   └── clean        expired files
     │   ├── schedule         delayed messages that are due
@@ -11,22 +11,24 @@
     │   ├── deadlines        held pulls, sends and requests to clients whose time is over
     │   ├── expire           silent clients, stale locks, samples
     │   ├── persist          offsets, topics, groups, delay progress
-    │   ├── rounds           how long the loop needs to serve everybody once
-    │   ├── new_topics       topics made by a send, which is answered then
-    │   ├── deferred_saves    files that administrators change: settings, accounts
-    │   ├── ha               a master: a link to each slave (replication.py)
+    │   ├── rounds           the time in which the loop serves every connection once
+    │   ├── new_topics       topics made by a send, which is answered after the save
+    │   ├── deferred_saves   files that administrators change: settings, accounts
+    │   ├── ha               a master: a link to each slave (replication_loops.py)
     │   └── plugins          one supervised task for each plugin that has run()
     └── outer
         ├── register         one task for each name server
-        ├── ha               a slave: the link to its master, copies of its tables (replication.py)
+        ├── ha               a slave: the link to its master, copies of its tables (replication_loops.py)
         ├── doors            listeners of plug-ins' protocols, two tasks for each connection
         └── serve            listeners, and one nursery for each connection
 
-Stopping goes from the outside in: name servers are told, sends are refused, polls answered, the log is
-flushed, connections are closed with their last answers, tables are saved, the store is closed. An error of a
-connection ends that connection, one of a plugin's task restarts it, expected network errors in `register`
-are retried, and so is a timed loop that fails by an error of ours or of the system; anything else, and what
-the flusher cannot mend, ends the broker with that error, because a store that cannot flush must not go on.
+A stop goes from the outside in: the broker unregisters from name servers, refuses sends, answers polls,
+flushes the log, closes connections with their last answers, saves tables, and closes the store.
+
+An error of a connection ends the connection. An error of a plugin's task restarts the task. Expected network
+errors in `register` are retried. A timed loop that fails by an error of ours or of the system continues
+later. Any other error, and an error that the flusher cannot mend, ends the broker, because a store that
+cannot flush must not go on.
 """
 
 from __future__ import annotations
