@@ -11,6 +11,12 @@ import pytest
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 FENCE = re.compile(r"^ *```.*?^ *```", re.S | re.M)
+ROWS = re.compile(r"^\| ((?:`[\w/]+`(?:, )?)+) \|", re.M)
+MODULES = {
+    "client.md": ("rmq/client", "## The life of a send"),
+    "remoting.md": ("rmq/remoting", "## A peer that"),
+}
+"""Pages whose first table lists modules: their folder, and the heading behind the table."""
 LINK = re.compile(r"\]\((?P<path>[^)#\s:]*)#(?P<anchor>[^)\s]+)\)")
 
 
@@ -33,6 +39,26 @@ def test_links_lead_to_headings(page: pathlib.Path) -> None:
         if target.suffix == ".md" and link["anchor"] not in anchors(target):
             missing.append(link[0])
     assert missing == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_a_page_has_no_marks_of_a_merge(page: pathlib.Path) -> None:
+    assert re.findall(r"^(?:<<<<<<<|=======|>>>>>>>)(?: .*)?$", page.read_text("utf-8"), re.M) == []
+
+
+@pytest.mark.parametrize("page", MODULES)
+def test_a_page_of_modules_lists_every_module_of_its_package(page: str) -> None:
+    folder, heading = ROOT / MODULES[page][0], MODULES[page][1]
+    table = (ROOT / "docs" / "design" / page).read_text("utf-8").split(heading)[0]
+    listed = {name for row in ROWS.findall(table) for name in re.findall(r"`([\w/]+)`", row)}
+
+    found = {path.relative_to(folder).with_suffix("").as_posix() for path in folder.rglob("*.py")}
+    modules = {name for name in found if not name.endswith("__init__")}
+    unknown = {name for name in listed if name not in modules and not (folder / name).is_dir()}
+    missing = {
+        name for name in modules if not any(name == one or name.startswith(one + "/") for one in listed)
+    }
+    assert (unknown, missing) == (set(), set())
 
 
 def test_the_drawings_are_current() -> None:
