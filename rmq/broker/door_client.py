@@ -161,7 +161,7 @@ class DoorClient:
     def write(self, frame: object) -> None:
         """Drop a frame of RocketMQ's: the peer speaks another protocol."""
 
-    def notify(self, command: Command) -> None:
+    def notify(self, command: Command, frame: bytes = b"") -> None:
         """Take a request of the broker to a client."""
         if command.code == RequestCode.NOTIFY_CONSUMER_IDS_CHANGED:
             group = command.read(NotifyConsumerIdsChangedRequestHeader).consumer_group

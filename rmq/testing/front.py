@@ -85,9 +85,9 @@ class Wire:
         """Take a response."""
         self.write(encode(response))
 
-    def notify(self, command: Command) -> None:
+    def notify(self, command: Command, frame: bytes = b"") -> None:
         """Take a request."""
-        self.write(encode(command))
+        self.write(frame or encode(command))
 
     def close(self, reason: str = "", cause: BaseException | None = None) -> None:
         """End the connection, for the server."""

@@ -31,6 +31,7 @@ from rmq.protocol import bodies
 from rmq.protocol.bodies import HEARTBEAT_VALUES, ConsumerData, HeartbeatData, SubscriptionData
 from rmq.protocol.codes import TOPIC_UNIT_SUB, RequestCode, ResponseCode
 from rmq.protocol.command import Command
+from rmq.protocol.frames import encode
 from rmq.protocol.headers import (
     WARNING,
     GetConsumerConnectionListRequestHeader,
@@ -455,8 +456,9 @@ class Clients:
             return
         header = NotifyConsumerIdsChangedRequestHeader(group)
         command = Command.request(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, header, oneway=True)
+        frame = encode(command)
         for connection in list(self._consumers[group].members):
-            connection.notify(command)
+            connection.notify(command, frame)
 
     # --- requests ---
 

@@ -61,8 +61,8 @@ class MemberConnection(Protocol):
     def is_busy(self) -> bool:
         """True if much waits to be sent."""
 
-    def notify(self, command: Command) -> None:
-        """Send a request, soon."""
+    def notify(self, command: Command, frame: bytes = b"") -> None:
+        """Send a request, soon; `frame` is its frame, where it is made already."""
 
     def reply(self, response: Command) -> None:
         """Send a response, soon."""

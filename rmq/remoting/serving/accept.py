@@ -161,8 +161,10 @@ async def first_bytes(stream: Stream, limits: Limits) -> bytes:
     Raises RemoteProtocolError when no byte comes in `limits.idle_seconds`, BrokenResourceError when the peer
     disconnects.
     """
-    with _within(limits.idle_seconds, "sent nothing"):
-        first = bytes(await stream.receive_some(_FIRST_BYTES))
+    first = stream.receive_now(_FIRST_BYTES) if stream.reads_now else None
+    if first is None:  # most peers speak as they come: only for others a wait and its deadline are made
+        with _within(limits.idle_seconds, "sent nothing"):
+            first = bytes(await stream.receive_some(_FIRST_BYTES))
     if not first:
         raise broken("the peer closed the connection before it sent anything")
     return first

@@ -14,6 +14,7 @@ import struct
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -45,7 +46,8 @@ _RESETS = struct.pack("ii", 1, 0)
 _ENDS_IN_ORDER = struct.pack("ii", 0, 0)
 
 
-def keepalive_options(idle_seconds: float, unacknowledged_seconds: float) -> list[tuple[int, int, int]]:
+@cache  # a server asks for each of its connections, always for the same
+def keepalive_options(idle_seconds: float, unacknowledged_seconds: float) -> tuple[tuple[int, int, int], ...]:
     """Socket options of `Stream.keep_alive`, as level, option and value, where the system has them."""
     named: list[tuple[str, int]] = []
     if idle_seconds:
@@ -57,7 +59,7 @@ def keepalive_options(idle_seconds: float, unacknowledged_seconds: float) -> lis
         named.append(("TCP_USER_TIMEOUT", round(unacknowledged_seconds * 1000)))
     found = [(getattr(socket, name, -1), value) for name, value in named]
     options = [(socket.IPPROTO_TCP, option, value) for option, value in found if option >= 0]
-    return [(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1), *options] if idle_seconds else options
+    return ((socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1), *options) if idle_seconds else tuple(options)
 
 
 class TcpStream(ByteStream):
@@ -68,7 +70,8 @@ class TcpStream(ByteStream):
     _ends_in_order = False
     """True if `aclose` takes back the effect of `reset_if_killed`."""
 
-    def __init__(self, sock: socket.socket, loop: Loop | None = None) -> None:
+    def __init__(self, sock: socket.socket, loop: Loop | None = None, peer: str = "") -> None:
+        """`peer` is the name of the other side, where it is known."""
         super().__init__()
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -77,7 +80,7 @@ class TcpStream(ByteStream):
         self._loop = loop or current_loop()
         self.local = _name(sock.getsockname())
         try:
-            self.peer = _name(sock.getpeername())
+            self.peer = peer or _name(sock.getpeername())
         except OSError:  # the peer reset it early; the first read will report that
             self.peer = "?"
 
@@ -206,8 +209,8 @@ class _AsyncioTcpStream(TcpStream):
     for each wait costs 30 µs, so it stays registered. It reads at once, or the loop would call it once more
     before the task has its turn."""
 
-    def __init__(self, sock: socket.socket, loop: Loop | None = None) -> None:
-        super().__init__(sock, loop)
+    def __init__(self, sock: socket.socket, loop: Loop | None = None, peer: str = "") -> None:
+        super().__init__(sock, loop, peer)
         from asyncio import get_running_loop  # the caller has loaded it
 
         self._running = get_running_loop()
@@ -264,11 +267,11 @@ class _AsyncioTcpStream(TcpStream):
         return super().close_now()
 
 
-def _stream(sock: socket.socket, loop: Loop) -> TcpStream:
+def _stream(sock: socket.socket, loop: Loop, peer: str = "") -> TcpStream:
     """The stream of a socket, in the fastest form for the running loop."""
     if loop.name == "asyncio" and sys.platform != "win32":  # whose loop has no add_reader
-        return _AsyncioTcpStream(sock, loop)
-    return TcpStream(sock, loop)
+        return _AsyncioTcpStream(sock, loop, peer)
+    return TcpStream(sock, loop, peer)
 
 
 class TcpListener:
@@ -294,11 +297,11 @@ class TcpListener:
                 self._listen()
             await self._loop.wait_readable(self._socket)
             try:
-                sock, _ = self._socket.accept()
+                sock, sockaddr = self._socket.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 continue
             try:
-                return _stream(sock, self._loop)
+                return _stream(sock, self._loop, _name(sockaddr))
             except OSError:  # it has ended already: nothing to serve
                 sock.close()
 

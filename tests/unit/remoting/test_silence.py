@@ -215,7 +215,7 @@ def test_both_ends_have_the_system_watch_the_peer(loop: str) -> None:
 
 
 def test_zero_leaves_it_to_the_system() -> None:
-    assert tcp.keepalive_options(0, 0) == []
+    assert tcp.keepalive_options(0, 0) == ()
     assert len(tcp.keepalive_options(15, 0)) == len(tcp.keepalive_options(15, 30)) - hasattr(
         socket, "TCP_USER_TIMEOUT"
     )
