@@ -181,6 +181,7 @@ class Broker(Endpoint):
             save=self.files.save,
             now_ms=self.now_ms,
             clock=self.clock,
+            on_deadline=self.deadlines.add,
             on_topics_change=self._on_topics_change,
             on_groups_change=self._wake_slaves,
             when_offsets_replicated=partial(self._when_replicated, OFFSETS) if waits else at_once,
@@ -316,7 +317,7 @@ class Broker(Endpoint):
         waiting = self.parked_pulls, self.acknowledgement, self.pending_requests, self.deferrals
         self.steps = Steps(
             self.deadlines,
-            waiting=[part.step for part in (*waiting, self.deliveries, self.decisions)],
+            waiting=[part.step for part in (*waiting, self.deliveries, self.decisions, self.clients.notices)],
             delayed=(self.schedule.step, self.timers.step),
             check_back=self.transactions.step,
             expiring=(self.clients.expire, self.locks.expire, self.expiry.step),

@@ -44,12 +44,14 @@ def make_tables(
     save: Callable[[str, bytes], None],
     now_ms: Callable[[], int],
     clock: Callable[[], float],
+    on_deadline: Callable[[float], None],
     on_topics_change: Callable[[], None],
     on_groups_change: Callable[[], None],
     when_offsets_replicated: WhenReplicated,
     when_locks_replicated: WhenReplicated,
 ) -> Tables:
-    """The tables of a broker, empty. `save(name, text)` replaces a table's file; `clock` is in seconds."""
+    """The tables of a broker, empty. `save(name, text)` replaces a table's file; `clock` is in seconds;
+    `on_deadline(at)` is told when a table's `step` is due."""
     stats = Stats(now_ms(), cluster=settings.broker.broker_cluster_name)
     topics = Topics(
         settings,
@@ -72,7 +74,9 @@ def make_tables(
         when_replicated=when_offsets_replicated,
     )
     filters = FilterTable(settings, now_ms, clock)
-    clients = Clients(settings, groups=groups, topics=topics, filters=filters, clock=clock)
+    clients = Clients(
+        settings, groups=groups, topics=topics, filters=filters, clock=clock, on_deadline=on_deadline
+    )
     locks = Locks(clock, settings.holders_of, role=role, when_replicated=when_locks_replicated)
     return Tables(topics, groups, offsets, clients, filters, stats, locks)
 

@@ -184,11 +184,8 @@ class Connection(SendingSide):
             self._abandoned = opaque, waiter
 
     def notify(self, command: Command, frame: bytes = b"") -> None:
-        """Send a one-way request, soon. Dropped when the connection has ended. `frame` is the request's, if
-        it is made already: for a request to many."""
-        if self._signer is not None:
-            command, frame = self._signer(command), b""
-        self._put(frame or encode(command))
+        """Send a one-way request, soon, by its `frame` if made. Dropped when the connection has ended."""
+        self._put(frame or encode(command if self._signer is None else self._signer(command)))
 
     def reply(self, response: Command) -> None:
         """Send a response, soon. Dropped when the connection has ended. A response that cannot be encoded

@@ -20,6 +20,7 @@ from rmq.server.log_limit import (
     LogConfig,
     LogFormat,
     LogLimit,
+    leaves_out,
     reopen_log,
     start_log,
 )
@@ -48,6 +49,27 @@ def test_what_repeats_is_counted_and_what_is_left_out_is_told() -> None:
     assert told.getMessage() == "refused 6 (3 lines like this one were left out)"
     assert limit.filter(next_one)
     assert next_one.getMessage() == "refused 7"
+
+
+def test_a_line_that_is_left_out_is_not_made() -> None:
+    seconds, written = [0.0], list[logging.LogRecord]()
+    handler = logging.Handler()
+    handler.emit = written.append  # type: ignore[method-assign]
+    handler.addFilter(LogLimit(2, lambda: seconds[0]))
+    log = logging.Logger("rmq.crowd")
+    log.addHandler(handler)
+
+    made = 0
+    for seconds[0] in (0.0, 1.0):
+        for number in range(5):
+            if not leaves_out(log, "come %d"):
+                made += 1
+                log.warning("come %d", number)
+
+    assert made == len(written) == 4
+    assert written[2].getMessage() == "come 0 (3 lines like this one were left out)"
+    log.addHandler(logging.NullHandler())
+    assert not leaves_out(log, "come %d"), "a handler without a limit wants all lines"
 
 
 def test_texts_that_are_made_anew_each_time_do_not_pile_up() -> None:

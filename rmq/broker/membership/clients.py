@@ -14,6 +14,7 @@ from operator import length_hint
 from typing import TYPE_CHECKING, Any, Final
 
 from rmq.broker.filtering.subscription import is_tag_type
+from rmq.broker.membership.heartbeat_json import read_heartbeat
 from rmq.broker.membership.known_subscriptions import KnownSubscriptions
 from rmq.broker.membership.members import (
     ClientIds,
@@ -23,24 +24,24 @@ from rmq.broker.membership.members import (
     terms_of,
     with_past_versions,
 )
+from rmq.broker.membership.notices import Notices
 from rmq.errors import InvalidName, for_code
 from rmq.message import TEXT_LENGTH_MAX, retry_topic, validate_group, validate_text
 from rmq.plugin import account_of
 from rmq.printable import printable
 from rmq.protocol import bodies
-from rmq.protocol.bodies import HEARTBEAT_VALUES, ConsumerData, HeartbeatData, SubscriptionData
+from rmq.protocol.bodies import ConsumerData, HeartbeatData, SubscriptionData
 from rmq.protocol.codes import TOPIC_UNIT_SUB, RequestCode, ResponseCode
 from rmq.protocol.command import Command
-from rmq.protocol.frames import encode
 from rmq.protocol.headers import (
     WARNING,
     GetConsumerConnectionListRequestHeader,
     GetConsumerListByGroupRequestHeader,
     GetProducerConnectionListRequestHeader,
-    NotifyConsumerIdsChangedRequestHeader,
     UnregisterClientRequestHeader,
 )
 from rmq.protocol.json import count_values
+from rmq.server.log_limit import leaves_out
 from rmq.shares import Holders, Shares
 
 if TYPE_CHECKING:
@@ -64,6 +65,9 @@ and some tags."""
 GROUPS_SAID: Final = 5
 """Groups of a heartbeat that have a line each in the log: writing it costs as much as all else."""
 
+DISCONNECTED: Final = "%s of %s group %s is disconnected"
+SUBSCRIBES: Final = "consumer %s of group %s at %s subscribes to %s"
+
 log = logging.getLogger("rmq.broker")
 
 
@@ -79,11 +83,11 @@ class Clients:
         topics: Topics,
         filters: FilterTable,
         clock: Callable[[], float],
+        on_deadline: Callable[[float], None],
     ) -> None:
         self._settings = settings
         self._clock = clock
         self.silent_ms = SILENT_MS
-        self._is_silent = False
         self._looks: Iterator[MemberConnection] = iter(())  # connections that `expire` has still to look at
         self._longest = 0  # when the member that has been silent for longest was heard
         self._groups = groups
@@ -91,6 +95,7 @@ class Clients:
         self._filters = filters
         self._consumers: dict[str, ConsumerGroup] = {}
         self.known_subscriptions = KnownSubscriptions(self._consumers, clock)
+        self.notices = Notices(settings, groups, self._consumers, clock=clock, on_deadline=on_deadline)
         self._producers: dict[str, dict[MemberConnection, Member]] = {}
         self._of_connection: dict[MemberConnection, set[tuple[str, str]]] = {}
         self.shares = Shares(settings.broker.max_group_members)
@@ -201,7 +206,7 @@ class Clients:
             self._make_retry_topic(consumer, self._settings.holders_of(connection))
             if self._join(consumer, member):
                 changed[consumer.group_name] = member
-                self._notify(consumer.group_name)
+                self.notices.changed(consumer.group_name)
         if changed:
             _log_joined(changed)
         replaced = []
@@ -387,7 +392,8 @@ class Clients:
         """The connection has ended: its clients leave all their groups."""
         for kind, group in sorted(self._of_connection.get(connection, ())):
             self._leave(connection, kind, group, is_cut=True)
-            log.info("%s of %s group %s is disconnected", connection.peer_address, kind, group)
+            if not leaves_out(log, DISCONNECTED):
+                log.info(DISCONNECTED, connection.peer_address, kind, group)
 
     def expire(self, now: int) -> int:
         """Drop members silent for `silent_ms`, and close connections with no other member left. A call looks
@@ -433,7 +439,7 @@ class Clients:
         else:
             self._ids.leave(member.client_id, connection, member.heard_ms)
         if kind == "consumer" and members:
-            self._notify(group)
+            self.notices.changed(group)
         elif kind == "consumer":
             left = self._consumers.pop(group)
             if is_cut:
@@ -444,26 +450,10 @@ class Clients:
             del self._producers[group]
         return True
 
-    def fall_silent(self) -> None:
-        """Notify members of no more changes: the broker stops, and all of them lose their connection."""
-        self._is_silent = True
-
-    def _notify(self, group: str) -> None:
-        """Notify the members of a consumer group of a change."""
-        config, is_notified = self._groups.table.get(group), not self._is_silent
-        is_notified = is_notified and self._settings.broker.notify_consumer_ids_changed_enable
-        if not is_notified or (config is not None and not config.notify_consumer_ids_changed_enable):
-            return
-        header = NotifyConsumerIdsChangedRequestHeader(group)
-        command = Command.request(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, header, oneway=True)
-        frame = encode(command)
-        for connection in list(self._consumers[group].members):
-            connection.notify(command, frame)
-
     # --- requests ---
 
     def _on_heartbeat(self, request: Command, connection: Any, now: int) -> Command:
-        data = HeartbeatData.from_request(request.body, most=HEARTBEAT_VALUES)
+        data = read_heartbeat(request.body)
         self.heartbeat(data, connection, request.language, request.version, now)
         warning = "" if connection.is_closed else self.warning(data, connection)
         return request.reply(header={WARNING: warning} if warning else None)
@@ -528,9 +518,10 @@ def _since(group: ConsumerGroup | None, client_id: str, connection: MemberConnec
 def _log_joined(changed: dict[str, Member]) -> None:
     names = list(changed)
     for name in names[:GROUPS_SAID]:
-        member = changed[name]
-        place, wants = member.connection.peer_address, dict(member.terms[1])
-        log.info("consumer %s of group %s at %s subscribes to %s", member.client_id, name, place, wants)
+        if not leaves_out(log, SUBSCRIBES):
+            member = changed[name]
+            place, wants = member.connection.peer_address, dict(member.terms[1])
+            log.info(SUBSCRIBES, member.client_id, name, place, wants)
     if len(names) > GROUPS_SAID:
         more = ", ".join(names[GROUPS_SAID:])
         log.info("and consumers of %d more groups: %s", len(names) - GROUPS_SAID, more)

@@ -408,7 +408,7 @@ class _Service:
         finally:
             broker.acknowledgement.stop()
             broker.readers.fall_silent()
-            broker.clients.fall_silent()
+            broker.clients.notices.fall_silent()
             if broker.acceptors[CLIENTS].open:
                 await anyio.sleep(QUIET_SECONDS)
             broker.readers.finish_last()

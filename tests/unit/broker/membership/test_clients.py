@@ -9,6 +9,7 @@ import pytest
 from rmq.broker.config import BrokerConfig
 from rmq.broker.membership import clients as module
 from rmq.broker.membership.clients import SILENT_MS
+from rmq.broker.membership.notices import APART_SECONDS
 from rmq.errors import ResponseError
 from rmq.message import MessageQueue, retry_topic
 from rmq.protocol import bodies
@@ -39,6 +40,13 @@ def told(line: Wire) -> list[str]:
     return [command.ext["consumerGroup"] for command in taken]
 
 
+def later(rig: Rig) -> None:
+    """Let time pass until members have been told of all changes, and may be told at once of the next."""
+    for _ in range(2):
+        rig.let_pass(round(APART_SECONDS * 1000) + 1)
+        rig.clients.notices.step(rig.seconds)
+
+
 # --- coming ---
 
 
@@ -46,6 +54,7 @@ def test_a_new_member_is_told_at_once_and_so_are_the_others() -> None:
     rig, one, two = Rig(), Wire("h:1"), Wire("h:2")
     assert beat(rig, one, "c1", consumer("g", T="*")) == {"g"}
     assert told(one) == ["g"]
+    later(rig)
     assert beat(rig, two, "c2", consumer("g", T="*")) == {"g"}
     assert told(one) == told(two) == ["g"]
     assert rig.clients.consumer_ids("g") == ["c1", "c2"]
@@ -63,8 +72,10 @@ def test_a_changed_set_of_topics_is_told_but_not_a_changed_expression() -> None:
     rig, line = Rig(), Wire()
     beat(rig, line, "c1", consumer("g", T="*"))
     line.take()
+    later(rig)
     assert beat(rig, line, "c1", consumer("g", T="TagA")) == set()
     assert beat(rig, line, "c1", consumer("g", T="*", U="*")) == {"g"}
+    later(rig)
     assert beat(rig, line, "c1", consumer("g", U="*")) == {"g"}
     assert told(line) == ["g", "g"]
     assert rig.clients.subscription("g", "T") is None
@@ -200,11 +211,13 @@ def test_those_who_stay_are_told_of_those_who_leave() -> None:
     rig, one, two, three = Rig(), Wire("h:1"), Wire("h:2"), Wire("h:3")
     for line in (one, two, three):
         beat(rig, line, line.peer_address, consumer("g", T="*"), ProducerData("p"))
+    later(rig)
     for line in (one, two, three):
         line.take()
     rig.clients.unregister(two, consumer_group="g")
     assert [told(line) for line in (one, two, three)] == [["g"], [], ["g"]]
     assert len(rig.clients.producers("p")) == 3
+    later(rig)
     rig.clients.on_close(one)
     assert [told(line) for line in (one, two, three)] == [[], [], ["g"]]
     assert [member.client_id for member in rig.clients.producers("p")] == ["h:2", "h:3"]
@@ -219,8 +232,9 @@ def test_those_who_stay_are_not_told_while_the_broker_stops() -> None:
         beat(rig, line, line.peer_address, consumer("g", T="*"))
     for line in (one, two):
         line.take()
-    rig.clients.fall_silent()
+    rig.clients.notices.fall_silent()
     rig.clients.on_close(one)
+    later(rig)
     assert told(two) == []
 
 
@@ -251,6 +265,7 @@ def test_silent_members_are_dropped_and_their_connections_closed() -> None:
     beat(rig, lively, "c2", consumer("g", T="*"), now=START + 100_000)
     rig.clients.expire(CLOCK_MS + SILENT_MS)
     assert rig.clients.consumer_ids("g") == ["c1", "c2"]
+    later(rig)
     lively.take()
     assert rig.clients.expire(CLOCK_MS + SILENT_MS + 1) > CLOCK_MS + SILENT_MS + 1
     assert rig.clients.consumer_ids("g") == ["c2"]
