@@ -9,7 +9,7 @@ from typing import Any
 STYLE = """body{font:15px/1.5 system-ui,sans-serif;max-width:60em;margin:2em auto;padding:0 1em;color:#222}
 h2{margin-top:2em}figure{margin:1em 0}figcaption{color:#555}text{font:13px system-ui,sans-serif}
 .bar{fill:#9db4c0}.ours{fill:#c8553d}small{color:#555}"""
-LEFT, WIDTH, ROW = 110, 460, 28
+LEFT, WIDTH, ROW = 150, 460, 28
 
 
 def chart(title: str, bars: Sequence[tuple[str, float, str]]) -> str:
@@ -41,13 +41,15 @@ def page(conditions: str, rows: Sequence[Mapping[str, Any]]) -> str:
             rate = [(row["broker"], row["rate"], f"{row['rate']:,.0f}") for row in chosen]
             parts.append(f"<h3>{escape(work)}</h3>")
             parts.append(chart("CPU µs of the broker for a message: less is better", cpu))
-            if latencies := [row for row in chosen if row.get("latency")]:
-                for name in latencies[0]["latency"]:
-                    bars = [(row["broker"], row["latency"][name] / 1000) for row in latencies]
-                    shown = [(broker, value, f"{value:.2f}") for broker, value in bars]
-                    parts.append(chart(f"latency of a send, {name}, ms: less is better", shown))
-            else:
-                parts.append(chart("messages a second on one core", rate))
+            parts.append(chart("messages a second", rate))
+            latencies = [row for row in chosen if row.get("latency")]
+            for name in latencies[0]["latency"] if latencies else ():
+                bars = [(row["broker"], row["latency"][name] / 1000) for row in latencies]
+                shown = [(broker, value, f"{value:.2f}") for broker, value in bars]
+                parts.append(chart(f"latency of a message, {name}, ms: less is better", shown))
+            if memory := [(row["broker"], row["memory"]) for row in chosen if row.get("memory")]:
+                own = [(broker, value, f"{value:.0f}") for broker, value in memory]
+                parts.append(chart("memory of its own after it, MiB: less is better", own))
         words = dict.fromkeys((row["broker"], row["words"]) for row in within)
         listed = "".join(f"<li>{escape(name)}: {escape(text)}</li>" for name, text in words)
         parts.append(f"<small>What an acknowledgement means:<ul>{listed}</ul></small>")

@@ -17,7 +17,7 @@ import struct
 import sys
 import time
 
-from benchmarks.peers.wires import READ_BYTES, WIRES, Kafka, Nats, Rabbit, Redis, Rmq, Wire
+from benchmarks.peers.wires import READ_BYTES, WIRES, Kafka, Nats, Rabbit, Redis, Rmq, Wire, topic_of
 from rmq.protocol.codes import PULL_SUBSCRIPTION, RequestCode
 from rmq.protocol.command import Command
 from rmq.protocol.frames import encode
@@ -54,14 +54,20 @@ class RmqReader(Reader, Rmq):
         self._offsets = [0] * QUEUES
         self._queue_of: dict[int, int] = {}
 
+    flags = PULL_SUBSCRIPTION
+    suspend_ms = 0
+    goes_on = False
+    """Pull when the end is reached, too."""
+
     def begin(self) -> None:
         for queue in range(QUEUES):
-            self._pull(queue)
+            self.pull(queue)
 
-    def _pull(self, queue: int) -> None:
+    def pull(self, queue: int) -> None:
+        """Ask for the next messages of a queue."""
         offset = self._offsets[queue]
         header = PullMessageRequestHeader(
-            "peers-read", self.topic, queue, offset, 32, PULL_SUBSCRIPTION, 0, 0, "*", 1, "TAG"
+            "peers-read", self.topic, queue, offset, 32, self.flags, 0, self.suspend_ms, "*", 1, "TAG"
         )
         command = Command.request(RequestCode.PULL_MESSAGE, header)
         self._queue_of[command.opaque] = queue
@@ -77,8 +83,8 @@ class RmqReader(Reader, Rmq):
             queue = self._queue_of.pop(int(opaque[1]))
             count += int(following[1]) - self._offsets[queue]
             self._offsets[queue] = int(following[1])
-            if int(following[1]) < int(last[1]):
-                self._pull(queue)
+            if self.goes_on or int(following[1]) < int(last[1]):
+                self.pull(queue)
         return count
 
 
@@ -186,6 +192,13 @@ class RedisReader(Reader, Redis):
         count = int(self._expected)
         if not count:
             raise ValueError("the backlog is at its end")
+        if self.whole(count):
+            self.begin()
+            return count
+        return 0
+
+    def whole(self, count: int) -> int:
+        """If so many entries are there to their end, that number, and the last id is known; else 0."""
         # Each entry has an id, which alone has a "-", and ends with its only body.
         last = self._rest.rfind(b"-")
         is_whole = self._rest.count(b"-") == count and self._rest.count(b"\r\n", last) == 6
@@ -194,7 +207,6 @@ class RedisReader(Reader, Redis):
         begin = self._rest.rfind(b"\n", 0, last) + 1
         self._after = b"(" + self._rest[begin : self._rest.find(b"\r", begin)]
         self._rest = b""
-        self.begin()
         return count
 
 
@@ -269,8 +281,7 @@ def fill(wire: Wire, count: int) -> None:
 if __name__ == "__main__":
     name, port, size, connections, wanted, is_empty = sys.argv[1], *map(int, sys.argv[2:])
     if is_empty:
-        kind: type[Wire] = type("Filling", (WIRES[name],), {"topic": TOPIC})  # type: ignore[arg-type]
-        fill(kind(port, size, 0 if name in ALONE else 32), wanted)
+        fill(topic_of(WIRES[name], TOPIC)(port, size, 0 if name in ALONE else 32), wanted)
     made = [READERS[name](port, 2, 0) for _ in range(connections)]
     print(json.dumps({"event": "measuring"}), flush=True)
     total, took = run(made, wanted)

@@ -14,6 +14,9 @@ from collections.abc import Iterator, Mapping
 
 import attrs
 
+from benchmarks.side_by_side import SETTINGS
+from tests.interop.rocketmq import Java, Processes
+
 BROKER_CORE = "1"
 START_SECONDS = 120.0
 
@@ -35,6 +38,7 @@ CACHE = Durability(
         "nats": "JetStream, file, one replica: written to the file, synced every 2 minutes",
         "redis": "appendonly, everysec: written to the file, synced each second; all of it in memory, too",
         "rabbitmq": "stream: written to the file, never synced by itself",
+        "java": "RocketMQ 4.9.7, ASYNC_FLUSH: written to the file, synced within 0.5 s",
     },
 )
 DISK = Durability(
@@ -45,59 +49,72 @@ DISK = Durability(
         "kafka": "log.flush.interval.messages=1",
         "nats": "sync_interval: always",
         "redis": "appendfsync always",
+        "java": "RocketMQ 4.9.7, SYNC_FLUSH",
     },
 )
 
 
 @attrs.frozen
 class Server:
-    """A running broker."""
+    """A running broker, or the first of several that belong together."""
 
     kind: str
     port: int
     process: subprocess.Popen[bytes]
+    more: tuple[int, ...] = ()
+    """The other processes: members of its set, name servers, controllers."""
+    ports: tuple[int, ...] = ()
+    """If several take messages, the ports of all."""
 
-    def cpu_seconds(self) -> float:
-        """User and system time of its processes so far."""
-        parents, times = {}, {}
+    def tree(self) -> dict[int, list[str]]:
+        """Its processes and what they started: each with its line of /proc from the state on."""
+        lines = {}
         for entry in pathlib.Path("/proc").iterdir():
             if entry.name.isdecimal():
                 with contextlib.suppress(OSError):
-                    fields = (entry / "stat").read_text().rpartition(")")[2].split()
-                    parents[int(entry.name)], times[int(entry.name)] = int(fields[1]), fields[11:13]
-        found, known = 0, {self.process.pid}
-        for _ in parents:
-            more = {pid for pid, parent in parents.items() if parent in known} - known
+                    lines[int(entry.name)] = (entry / "stat").read_text().rpartition(")")[2].split()
+        known = {self.process.pid, *self.more}
+        for _ in lines:
+            more = {pid for pid, line in lines.items() if int(line[1]) in known} - known
             if not more:
                 break
             known |= more
-        for pid in known & times.keys():
-            found += sum(map(int, times[pid]))
-        return found / os.sysconf("SC_CLK_TCK")
+        return {pid: line for pid, line in lines.items() if pid in known}
+
+    def cpu_seconds(self) -> float:
+        """User and system time of its processes so far."""
+        ticks = sum(int(field) for line in self.tree().values() for field in line[11:13])
+        return ticks / os.sysconf("SC_CLK_TCK")
+
+    def memory_mib(self) -> float:
+        """Memory of its processes that is their own: pages of mapped files are not counted."""
+        found = 0
+        for pid in self.tree():
+            with contextlib.suppress(OSError):
+                for line in pathlib.Path(f"/proc/{pid}/status").read_text().splitlines():
+                    if line.startswith("RssAnon"):
+                        found += int(line.split()[1])
+        return found / 1024
 
 
 @contextlib.contextmanager
 def serving(
-    kind: str, port: int, command: list[str], environment: Mapping[str, str] | None = None
+    kind: str,
+    port: int,
+    command: list[str],
+    environment: Mapping[str, str] | None = None,
+    cores: str = BROKER_CORE,
 ) -> Iterator[Server]:
     """Run a broker on its core from when its port is open."""
     process = subprocess.Popen(
-        ["taskset", "-c", BROKER_CORE, *command],
+        ["taskset", "-c", cores, *command],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         stdin=subprocess.DEVNULL,
         env=os.environ | (environment or {}),
     )
     try:
-        until = time.monotonic() + START_SECONDS
-        while True:
-            try:
-                socket.create_connection(("127.0.0.1", port), 1).close()
-                break
-            except OSError:
-                if process.poll() is not None or time.monotonic() > until:
-                    raise RuntimeError(f"{kind} did not start: {' '.join(command)}") from None
-                time.sleep(0.1)
+        wait_for(port, kind, process)
         yield Server(kind, port, process)
     finally:
         process.terminate()
@@ -108,8 +125,26 @@ def serving(
             process.wait()
 
 
+def wait_for(port: int, kind: str, process: subprocess.Popen[bytes]) -> None:
+    """Wait until the port of a process is open. Raises RuntimeError if the process ends, or after a while."""
+    until = time.monotonic() + START_SECONDS
+    while True:
+        try:
+            socket.create_connection(("127.0.0.1", port), 1).close()
+            return
+        except OSError:
+            if process.poll() is not None or time.monotonic() > until:
+                raise RuntimeError(f"{kind} did not start: {process.args!r}") from None
+            time.sleep(0.1)
+
+
 def rmq(
-    kind: str, folder: str, port: int, durability: Durability, more: Mapping[str, str] | None = None
+    kind: str,
+    folder: str,
+    port: int,
+    durability: Durability,
+    more: Mapping[str, str] | None = None,
+    cores: str = BROKER_CORE,
 ) -> contextlib.AbstractContextManager[Server]:
     """This checkout's broker; of messages it keeps what a run needs."""
     settings = {
@@ -118,12 +153,45 @@ def rmq(
         "haEnable": "false",
         "brokerIP1": "127.0.0.1",
         "osPageCacheBusyTimeOutMills": "10000",
+        "maxNewConnectionsPerAddress": "0",  # all come from one
         "flushDiskType": "SYNC_FLUSH" if durability is DISK else "ASYNC_FLUSH",
     } | dict(more or {})
-    command = [sys.executable, "-m", "rmq", "broker"]
+    command = rmq_command("broker", settings)
+    return serving(kind, port, command, {"RMQ_ENGINE": "pure" if kind == "rmq, pure" else "auto"}, cores)
+
+
+def rmq_command(server: str, settings: Mapping[str, str]) -> list[str]:
+    """The command line of a server of this checkout."""
+    command = [sys.executable, "-m", "rmq", server]
     for name, value in settings.items():
         command += ["--set", f"{name}={value}"]
-    return serving(kind, port, command, {"RMQ_ENGINE": "pure" if kind == "rmq, pure" else "auto"})
+    return command
+
+
+@contextlib.contextmanager
+def rmq_processes(kind: str, folder: str, port: int, count: int) -> Iterator[Server]:
+    """`rmq broker --processes`, one on each core."""
+    settings = {"brokerName": "b", "listenPort": str(port), "storePathRootDir": folder, "haEnable": "false"}
+    settings |= {"osPageCacheBusyTimeOutMills": "10000", "maxNewConnectionsPerAddress": "0"}
+    command = [*rmq_command("broker", settings), "--processes", str(count)]
+    ports = tuple(range(port, port + 10 * count, 10))
+    with serving(kind, port, command, cores=f"0-{count - 1}") as server:
+        for one in ports:
+            wait_for(one, kind, server.process)
+        yield attrs.evolve(server, ports=ports)
+
+
+def kafka_uuid(jars: str) -> str:
+    """A name for a new cluster."""
+    command = ["java", "-cp", f"{jars}/*", "kafka.tools.StorageTool", "random-uuid"]
+    return subprocess.check_output(command, text=True, stderr=subprocess.DEVNULL).split()[-1]
+
+
+def kafka_format(jars: str, cluster: str, settings: pathlib.Path) -> None:
+    """Make the folders of a node."""
+    command = ["java", "-cp", f"{jars}/*", "kafka.tools.StorageTool", "format", "-t", cluster]
+    command += ["-c", str(settings)]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
 @contextlib.contextmanager
@@ -139,12 +207,8 @@ def kafka(jars: str, folder: str, port: int, durability: Durability) -> Iterator
         f"log.dirs={folder}/data\nnum.partitions=4\noffsets.topic.replication.factor=1\n"
         + ("log.flush.interval.messages=1\n" if durability is DISK else "")
     )
+    kafka_format(jars, kafka_uuid(jars), settings)
     java = ["java", "-Xmx1g", "-cp", f"{jars}/*"]
-    cluster = subprocess.check_output(
-        [*java, "kafka.tools.StorageTool", "random-uuid"], text=True, stderr=subprocess.DEVNULL
-    )
-    form = [*java, "kafka.tools.StorageTool", "format", "-t", cluster.split()[-1], "-c", str(settings)]
-    subprocess.run(form, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     with serving("kafka", port, [*java, "kafka.Kafka", str(settings)]) as server:
         yield server
 
@@ -196,13 +260,41 @@ def rabbitmq(program: str, folder: str, port: int, durability: Durability) -> It
 
 
 @contextlib.contextmanager
+def java(jars: str, folder: str, port: int, durability: Durability) -> Iterator[Server]:
+    """RocketMQ's broker with its name server, which runs on the core of the load."""
+    with java_processes(jars, folder) as processes:
+        processes.pin = "0"
+        names = processes.java_namesrv()
+        processes.pin = BROKER_CORE
+        flush = "SYNC_FLUSH" if durability is DISK else "ASYNC_FLUSH"
+        more = SETTINGS | {"flushDiskType": flush, "listenPort": str(port)}
+        broker = processes.java_broker(names, pathlib.Path(folder, "0"), options=(), **more)
+        yield Server("java", port, broker.child)
+
+
+def java_processes(jars: str, folder: str) -> Processes:
+    """Starts RocketMQ's servers from a folder of jars."""
+    java = Java(pathlib.Path(folder))
+    java.jars = pathlib.Path(jars)
+    return Processes(java, pathlib.Path(folder), broker_heap="1g")
+
+
+def _made(
+    kind: str, where: str, folder: str, port: int, durability: Durability
+) -> contextlib.AbstractContextManager[Server]:
+    if kind == "rmq, 2 processes":
+        return rmq_processes(kind, folder, port, 2)
+    if kind.startswith("rmq"):
+        return rmq(kind, folder, port, durability)
+    ways = {"kafka": kafka, "nats": nats, "redis": redis, "rabbitmq": rabbitmq, "java": java}
+    return ways[kind](where, folder, port, durability)
+
+
+@contextlib.contextmanager
 def started(kind: str, where: str, port: int, durability: Durability) -> Iterator[Server]:
     """Any of them, with its files in a folder of its own. `where`: its program, or the folder of its jars."""
-    with tempfile.TemporaryDirectory(prefix="rmq-peers-", ignore_cleanup_errors=True) as folder:
-        if kind.startswith("rmq"):
-            made = rmq(kind, folder, port, durability)
-        else:
-            way = {"kafka": kafka, "nats": nats, "redis": redis, "rabbitmq": rabbitmq}[kind]
-            made = way(where, folder, port, durability)
-        with made as server:
-            yield server
+    with (
+        tempfile.TemporaryDirectory(prefix="rmq-peers-", ignore_cleanup_errors=True) as folder,
+        _made(kind, where, folder, port, durability) as server,
+    ):
+        yield server

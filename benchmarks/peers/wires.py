@@ -12,6 +12,7 @@ that stands still is not spared the messages that would have come. As many as 10
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import selectors
@@ -19,7 +20,8 @@ import socket
 import struct
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Mapping, Sequence
+from typing import Protocol, TypeVar
 
 from rmq.protocol.codes import RequestCode
 from rmq.protocol.command import Command
@@ -29,6 +31,7 @@ from rmq.protocol.record import encode_batch
 
 TOPIC = "Peers"
 READ_BYTES = 1 << 18
+QUEUES = 4
 SHARES = (0.5, 0.99, 0.999)
 MOST_ON_THEIR_WAY = 100_000
 
@@ -40,9 +43,20 @@ class Wire:
 
     topic = TOPIC
 
-    def __init__(self, port: int, size: int, batch: int) -> None:
+    def __init__(
+        self,
+        port: int,
+        size: int,
+        batch: int,
+        queues: Sequence[int] = range(QUEUES),
+        number: int = 0,
+        made: int = QUEUES,
+    ) -> None:
         self.batch = max(batch, 1)
         self.is_batch = batch > 0
+        self.queues = queues
+        self.number = number  # of several connections of one load
+        self.made = made  # queues that this connection has to make, which are all: 0 if another one does
         self.body = os.urandom(size // 2).hex().encode()
         self.sock = socket.create_connection(("127.0.0.1", port), 20)
         self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -85,6 +99,9 @@ class Wire:
         return self._frames.pop(0)
 
 
+W = TypeVar("W", bound=Wire)
+
+
 class Rmq(Wire):
     """RocketMQ's remoting: SEND_MESSAGE_V2, or SEND_BATCH_MESSAGE, with a JSON header."""
 
@@ -105,7 +122,7 @@ class Rmq(Wire):
                     body,
                 )
             )
-            for queue in range(4)
+            for queue in self.queues
         )
 
     def answered(self, data: bytes) -> int:
@@ -118,18 +135,29 @@ class Rmq(Wire):
 class Nats(Wire):
     """NATS: PUB with a reply subject, which JetStream answers; one request a message."""
 
+    replicas = 1
+
     def open(self) -> None:
-        hello = {"verbose": False, "pedantic": False, "headers": True, "lang": "raw", "version": "1"}
-        config = json.dumps({"name": self.topic, "subjects": [self.topic], "storage": "file"}).encode()
-        self.sock.sendall(
-            b"CONNECT %b\r\nSUB made 1\r\nPUB $JS.API.STREAM.CREATE.%b made %d\r\n%b\r\n"
-            % (json.dumps(hello).encode(), self.topic.encode(), len(config), config)
-        )
-        told = b""
-        while b"stream_create_response" not in told:
-            told += self.sock.recv(READ_BYTES)
+        self.hello()
+        self.make_stream(self.topic)
         self.sock.sendall(b"SUB acks 2\r\n")
         self.requests = (b"PUB %b acks %d\r\n%b\r\n" % (self.topic.encode(), len(self.body), self.body),)
+
+    def hello(self) -> None:
+        """Begin the connection."""
+        words = {"verbose": False, "pedantic": False, "headers": True, "lang": "raw", "version": "1"}
+        self.sock.sendall(b"CONNECT %b\r\nSUB made 1\r\n" % json.dumps(words).encode())
+
+    def make_stream(self, name: str) -> bytes:
+        """Make a stream; what the server says of it."""
+        stream = {"name": name, "subjects": [name], "storage": "file", "num_replicas": self.replicas}
+        config = json.dumps(stream).encode()
+        subject = b"$JS.API.STREAM.CREATE." + name.encode()
+        self.sock.sendall(b"PUB %b made %d\r\n%b\r\n" % (subject, len(config), config))
+        told = b""
+        while b"stream_create_response" not in told or not told.endswith(b"\r\n"):
+            told += self.sock.recv(READ_BYTES)
+        return told
 
     def answered(self, data: bytes) -> int:
         data = self._rest + data
@@ -146,10 +174,14 @@ class Redis(Wire):
     """Redis: XADD of one field, pipelined."""
 
     def open(self) -> None:
-        parts = (b"XADD", self.topic.encode(), b"*", b"b", self.body)
         self.sock.sendall(b"*2\r\n$3\r\nDEL\r\n$%d\r\n%b\r\n" % (len(self.topic), self.topic.encode()))
         assert self.sock.recv(100).startswith(b":")
-        self.requests = (b"*5\r\n" + b"".join(b"$%d\r\n%b\r\n" % (len(part), part) for part in parts),)
+        self.requests = (self.adding(self.topic),)
+
+    def adding(self, key: str) -> bytes:
+        """The request that adds to a stream."""
+        parts = (b"XADD", key.encode(), b"*", b"b", self.body)
+        return b"*5\r\n" + b"".join(b"$%d\r\n%b\r\n" % (len(part), part) for part in parts)
 
     def answered(self, data: bytes) -> int:
         if b"ERR" in data:
@@ -157,29 +189,59 @@ class Redis(Wire):
         return data.count(b"-")  # one in each id
 
 
+TOPIC_EXISTS = 36
+
+
+def _text(value: str) -> bytes:
+    return struct.pack(">h", len(value)) + value.encode()
+
+
 class Kafka(Wire):
     """Kafka: Produce version 3 with acks=1, a record batch of one message or of many."""
 
+    acks = 1
+    partitions = QUEUES
+
     def open(self) -> None:
-        topic = struct.pack(">h", len(self.topic)) + self.topic.encode()
+        topic = _text(self.topic)
         while True:  # it makes the topic when it is asked for it, and says that it leads it a moment later
             told = self.ask(struct.pack(">hhih", 3, 1, 1, -1) + struct.pack(">i", 1) + topic)
             at = told.find(topic)
-            if at > 0 and told[at - 2 : at] == b"\0\0" and told[at + len(topic) + 1 :][:4] == b"\0\0\0\4":
+            made = struct.pack(">i", self.partitions)
+            if at > 0 and told[at - 2 : at] == b"\0\0" and told[at + len(topic) + 1 :][:4] == made:
                 break
             time.sleep(0.2)
+        self.prepare()
+
+    def prepare(self) -> None:
+        """Make the requests."""
+        topic = _text(self.topic)
         records = b"".join(self._record(number) for number in range(self.batch))
         now = int(time.time() * 1000)
         rest = struct.pack(">hiqqqhii", 0, self.batch - 1, now, now, -1, -1, -1, self.batch) + records
         stored = struct.pack(">ibI", -1, 2, crc32c(rest)) + rest
         batch = struct.pack(">qi", 0, len(stored)) + stored
         requests = []
-        for partition in range(4):
-            frame = struct.pack(">hhih", 0, 3, 7, -1) + struct.pack(">hhi", -1, 1, 30_000)
+        for partition in self.queues:
+            frame = struct.pack(">hhih", 0, 3, 7, -1) + struct.pack(">hhi", -1, self.acks, 30_000)
             frame += struct.pack(">i", 1) + topic + struct.pack(">iii", 1, partition, len(batch)) + batch
             requests.append(struct.pack(">I", len(frame)) + frame)
         self.requests = tuple(requests)
         self._error_at = 4 + 4 + len(topic) + 4 + 4
+
+    def make_topic(self, assigned: Sequence[Sequence[int]], settings: Mapping[str, str]) -> None:
+        """Make the topic (CreateTopics, version 0): for each partition its nodes, the leader first. Raises
+        ValueError if it cannot be made; that it is there is fine."""
+        parts = [struct.pack(">ih", -1, -1), struct.pack(">i", len(assigned))]
+        for partition, nodes in enumerate(assigned):
+            parts.append(struct.pack(f">ii{len(nodes)}i", partition, len(nodes), *nodes))
+        parts.append(struct.pack(">i", len(settings)))
+        parts += [_text(name) + _text(value) for name, value in settings.items()]
+        topic = struct.pack(">i", 1) + _text(self.topic) + b"".join(parts)
+        told = self.ask(struct.pack(">hhih", 19, 0, 2, -1) + topic + struct.pack(">i", 30_000))
+        (error,) = struct.unpack(">h", told[-2:])
+        if error not in (0, TOPIC_EXISTS):
+            raise ValueError(f"CreateTopics: error {error}")
 
     def _record(self, number: int) -> bytes:
         inner = b"\0\0" + varint(number) + varint(-1) + varint(len(self.body)) + self.body + varint(0)
@@ -196,9 +258,6 @@ class Kafka(Wire):
 class Rabbit(Wire):
     """RabbitMQ's stream protocol: Publish with one message or many, confirmed by their ids."""
 
-    def _text(self, value: str) -> bytes:
-        return struct.pack(">h", len(value)) + value.encode()
-
     def _command(self, key: int, *parts: bytes) -> bytes:
         return self.ask(struct.pack(">HHI", key, 1, 1) + b"".join(parts))
 
@@ -207,24 +266,32 @@ class Rabbit(Wire):
         self._command(0x11, struct.pack(">i", 0))
         self._command(0x12)
         login = b"\0guest\0guest"
-        told = self._command(0x13, self._text("PLAIN"), struct.pack(">i", len(login)), login)
+        told = self._command(0x13, _text("PLAIN"), struct.pack(">i", len(login)), login)
         if told[8:10] != b"\0\1":
             raise ValueError(f"refused: {told!r}")
         tune = self.next_frame()
         self.sock.sendall(struct.pack(">I", len(tune)) + tune)
-        self._command(0x15, self._text("/"))
+        self._command(0x15, _text("/"))
 
     def open(self) -> None:
         self.log_in()
-        self._command(0x0D, self._text(self.topic), struct.pack(">i", 0))
-        told = self._command(0x01, b"\1", self._text(""), self._text(self.topic))
+        self.make_stream(self.topic)
+        self.requests = (self.publishing(1, self.topic),)
+
+    def make_stream(self, name: str) -> None:
+        """Make a stream."""
+        self._command(0x0D, _text(name), struct.pack(">i", 0))
+
+    def publishing(self, publisher: int, stream: str) -> bytes:
+        """Say that this publisher writes to a stream; the request with which it does."""
+        told = self._command(0x01, bytes([publisher]), _text(""), _text(stream))
         if told[8:10] != b"\0\1":
             raise ValueError(f"refused: {told!r}")
         messages = b"".join(
             struct.pack(">QI", number, len(self.body)) + self.body for number in range(self.batch)
         )
-        frame = struct.pack(">HHBi", 0x02, 1, 1, self.batch) + messages
-        self.requests = (struct.pack(">I", len(frame)) + frame,)
+        frame = struct.pack(">HHBi", 0x02, 1, publisher, self.batch) + messages
+        return struct.pack(">I", len(frame)) + frame
 
     def answered(self, data: bytes) -> int:
         count = 0
@@ -260,7 +327,7 @@ def crc32c(data: bytes) -> int:
     return crc ^ 0xFFFFFFFF
 
 
-WIRES: dict[str, Callable[[int, int, int], Wire]] = {
+WIRES: dict[str, type[Wire]] = {
     "rmq": Rmq,
     "kafka": Kafka,
     "nats": Nats,
@@ -269,18 +336,28 @@ WIRES: dict[str, Callable[[int, int, int], Wire]] = {
 }
 
 
+def topic_of(kind: type[W], topic: str) -> type[W]:
+    """A kind of connection, to another topic."""
+    return type(kind.__name__, (kind,), {"topic": topic})
+
+
+def ring_of(requests: Sequence[bytes], room: int) -> tuple[memoryview, list[int]]:
+    """The requests in turn, so many that `room` of them from any on lie together, and where each begins."""
+    around = [requests[number % len(requests)] for number in range(len(requests) + room)]
+    starts = [0, *itertools.accumulate(map(len, around))]
+    return memoryview(b"".join(around)), starts
+
+
 def run(wire: Wire, window: int, warm: float, seconds: float) -> tuple[int, float]:
     """Keep the window full; how many messages were acknowledged after the warm-up, and in how long."""
     sock, requests, turn = wire.sock, wire.requests, 0
     room = max(window // wire.batch, 1)
-    ring = b"".join(requests[number % len(requests)] for number in range(len(requests) * room))
-    size = len(requests[0])
-    assert all(len(request) == size for request in requests)
+    ring, starts = ring_of(requests, room)
     free, owed, counted, begin = room, 0, 0, 0.0
     start = time.perf_counter()
     while True:
         if free:
-            sock.sendall(memoryview(ring)[turn * size : (turn + free) * size])
+            sock.sendall(ring[starts[turn] : starts[turn + free]])
             turn = (turn + free) % len(requests)
             free = 0
         data = sock.recv(READ_BYTES)
@@ -324,26 +401,46 @@ class Histogram:
         return self.most
 
 
-def run_paced(wire: Wire, rate: float, warm: float, seconds: float) -> tuple[Histogram, float]:
-    """Send at a rate; the latencies from when a message was due to its answer, and the seconds measured."""
+class Source(Protocol):
+    """Where messages are seen again: a connection that reads them."""
+
+    sock: socket.socket
+
+    def taken(self, data: bytes) -> int:
+        """The number of messages in these bytes."""
+
+
+def run_paced(
+    wire: Wire, rate: float, warm: float, seconds: float, source: Source | None = None
+) -> tuple[Histogram, float]:
+    """Send at a rate; the latencies from when a message was due until it was acknowledged, or seen at the
+    source if there is one, and the seconds measured."""
     sock, requests, batch = wire.sock, wire.requests, wire.batch
     sock.setblocking(False)
-    histogram, sent, answered, turn = Histogram(), 0, 0, 0
+    histogram, sent, answered, seen, turn = (
+        Histogram(),
+        0,
+        0,
+        0,
+        0,
+    )  # sent, answered: requests; seen: messages
     unsent = memoryview(b"")
     start = time.perf_counter()
     begin = start + warm
     is_measuring = False
     with selectors.DefaultSelector() as waiting:
         waiting.register(sock, selectors.EVENT_READ)
+        if source:
+            waiting.register(source.sock, selectors.EVENT_READ, source)
         while True:
             now = time.perf_counter()
             if not is_measuring and now >= begin:
                 is_measuring = True
                 print(json.dumps({"event": "measuring"}), flush=True)
             is_over = now >= begin + seconds
-            if is_over and (answered >= sent or now > begin + 2 * seconds):
+            if is_over and (seen >= sent * batch or now > begin + 2 * seconds):
                 return histogram, seconds
-            if not is_over and not unsent and sent - answered < MOST_ON_THEIR_WAY:
+            if not is_over and not unsent and (sent - answered) * batch < MOST_ON_THEIR_WAY:
                 due = int((now - start) * rate / batch) - sent
                 if due > 0:
                     due = min(due, 512)
@@ -356,18 +453,28 @@ def run_paced(wire: Wire, rate: float, warm: float, seconds: float) -> tuple[His
                     unsent = unsent[sock.send(unsent) :]
             next_due = start + (sent + 1) * batch / rate
             pause = 0.001 if unsent else max(0.0, min(next_due - time.perf_counter(), 0.05))
-            if not waiting.select(pause if pause > 0.0002 else 0):
-                continue
-            data = sock.recv(READ_BYTES)
-            if not data:
-                raise ValueError("the broker hung up")
-            got = wire.answered(data) // batch
-            now = time.perf_counter()
-            for number in range(answered, answered + got):
-                due_at = start + (number + 1) * batch / rate
-                if due_at >= begin:
-                    histogram.add(max(now - due_at, 0.0) * 1e6, batch)
-            answered += got
+            for key, _ in waiting.select(pause if pause > 0.0002 else 0):
+                data = key.fileobj.recv(READ_BYTES)  # type: ignore[union-attr]
+                if not data:
+                    raise ValueError("the broker hung up")
+                if key.data:
+                    got = key.data.taken(data)
+                else:
+                    got = wire.answered(data)
+                    answered += got // batch
+                if key.data is not source:
+                    continue
+                now = time.perf_counter()
+                for number in range(seen, seen + got):
+                    due_at = start + (number // batch + 1) * batch / rate
+                    if due_at >= begin:
+                        histogram.add(max(now - due_at, 0.0) * 1e6)
+                seen += got
+
+
+def latencies(found: Histogram) -> dict[str, float]:
+    """What is told of latencies, in µs."""
+    return {f"p{share * 100:g}": found.at(share) for share in SHARES} | {"max": found.most}
 
 
 if __name__ == "__main__":
@@ -376,8 +483,9 @@ if __name__ == "__main__":
     wire = WIRES[name](int(port), int(size), int(batch))
     if paced:
         found, took = run_paced(wire, paced[0], warm, seconds)
-        latencies = {f"p{share * 100:g}": found.at(share) for share in SHARES} | {"max": found.most}
-        print(json.dumps({"messages": found.count, "rate": found.count / took} | latencies), flush=True)
+        print(
+            json.dumps({"messages": found.count, "rate": found.count / took} | latencies(found)), flush=True
+        )
         sys.exit()
     count, took = run(wire, int(window), warm, seconds)
     print(json.dumps({"messages": count, "rate": count / took}), flush=True)

@@ -24,7 +24,7 @@ def test_the_page_has_a_bar_for_each_broker() -> None:
     row = {"durability": "in <memory>", "work": "alone", "words": "nothing", "cpu_us": 1.0, "rate": 2e6}
     text = page("Taken today", [row | {"broker": "rmq"}, row | {"broker": "kafka", "cpu_us": 4.0}])
     assert text.count("<rect") == 4
-    assert 'class="bar ours" x="110" y="4" width="115.0"' in text
+    assert 'class="bar ours" x="150" y="4" width="115.0"' in text
     assert "2,000,000" in text
     assert "In &lt;memory&gt;" in text
 
@@ -45,10 +45,11 @@ def test_latencies_are_counted_in_buckets_of_under_one_percent() -> None:
     assert Histogram().at(0.5) == 0
 
 
-def test_the_page_shows_latencies_in_the_place_of_rates() -> None:
+def test_the_page_shows_latencies_and_memory_where_there_are_any() -> None:
     row = {"durability": "d", "work": "sends at 50%", "broker": "rmq", "words": "w", "cpu_us": 1.0}
-    row |= {"rate": 5_000.0, "latency": {"p50": 99.0, "max": 12_345.0}}
-    shown = page("c", [row])
-    assert "latency of a send, p50, ms" in shown
+    row |= {"rate": 5_000.0}
+    assert "latency" not in page("c", [row])
+    shown = page("c", [row | {"latency": {"p50": 99.0, "max": 12_345.0}, "memory": 31.4}])
+    assert "latency of a message, p50, ms" in shown
     assert ">12.35<" in shown
-    assert "messages a second" not in shown
+    assert ">31<" in shown
