@@ -5,7 +5,8 @@ many sends are in flight in all.
 
 With --java RocketMQ's own broker, which uses all cores by itself, has a column (needs a JDK and Maven).
 One process sends frames that are made before, to each broker its share of the window; brokers are pinned to
-cores as the service does it. Rates are not told: the load needs a core, too.
+cores as the service does it. Rates are not told: the load needs a core, too. The second table has what
+several full cores would take of the rate of one, by the CPU of a message.
 """
 
 from __future__ import annotations
@@ -160,6 +161,13 @@ def main() -> None:
     print(f"|---|{'---|' * len(columns)}")
     for window in WINDOWS:
         print(f"| {window:,} | {' | '.join(f'{costs[window]:.1f}' for costs in columns.values())} |")
+    alone = columns[f"at {PROCESSES[0]}"]
+    several = [count for count in PROCESSES if 1 < count <= (os.cpu_count() or 1)]
+    print(f"\n| sends in flight | {' | '.join(f'{count} full cores ÷ one' for count in several)} |")
+    print(f"|---|{'---|' * len(several)}")
+    for window in WINDOWS:
+        gains = (count * alone[window] / columns[f"at {count}"][window] for count in several)
+        print(f"| {window:,} | {' | '.join(f'{gain:.2f}' for gain in gains)} |")
 
 
 def measured(

@@ -18,10 +18,25 @@ SECTION = Durability(
 )
 LARGE_WINDOW_BYTES = 4 << 20
 SIZES = {"100 B": 100, "64 KiB": 64 << 10, "1 MiB": 1 << 20}
+
+
+def _many(count: int, what: str) -> str:
+    return f"{count:,} {what}{'s' * (count > 1)}"
+
+
 CROWDS = (
-    *(Work(f"{count:,} connections, one in flight each", 1, 0, count) for count in (1, 100, 1000, 5000)),
     *(
-        Work(f"{count:,} queues, {min(count, 8)} connections x 32 in flight", 32, 0, min(count, 8), count)
+        Work(f"{_many(count, 'connection')}, one in flight each", 1, 0, count)
+        for count in (1, 100, 1000, 5000)
+    ),
+    *(
+        Work(
+            f"{_many(count, 'queue')}, {_many(min(count, 8), 'connection')} x 32 in flight",
+            32,
+            0,
+            min(count, 8),
+            count,
+        )
         for count in (1, 1000, 10_000)
     ),
     *(
@@ -33,6 +48,8 @@ TAILS = (Work("tail read at 5,000/s", 5_000), Work("tail read at 50,000/s, 32 in
 """Their windows are rates. Whose protocols take one message a request send each by itself."""
 ALONE = {"nats", "redis"}
 LEFT_OUT = {"rmq, pure"}
+MOST_QUEUES = {"kafka": 5000, "rabbitmq": 1000}
+"""Kafka keeps three files of each partition open; RabbitMQ has 255 publishers for a connection."""
 
 
 def works_of(options: argparse.Namespace) -> list[Work]:
@@ -52,6 +69,8 @@ def turn(server: Server, work: Work, options: argparse.Namespace) -> Figures | N
             return None
         batch = 0 if server.kind in ALONE else work.batch
         return run_load(server, "tails", server.port, size, batch, work.window, 1.0, options.seconds)
+    if work.queues > MOST_QUEUES.get(server.kind, work.queues):
+        return None
     if server.ports and work.connections < len(server.ports):
         return None
     ports = ",".join(map(str, server.ports or (server.port,)))

@@ -39,20 +39,27 @@ from rmq.protocol.frames import encode
 from rmq.protocol.headers import CreateTopicRequestHeader
 
 CROWD = "PeersCrowd"
+TOPIC_QUEUES = 1000
 PUBLISHERS = 255
 """That a connection to RabbitMQ's streams may have."""
 
 
 class RmqCrowd(Rmq):
-    """A topic of so many queues."""
+    """Topics of up to a thousand queues each."""
 
     def open(self) -> None:
-        if self.made:
-            header = CreateTopicRequestHeader(self.topic, "TBW102", self.made, self.made, 6, "SINGLE_TAG")
+        for first in range(0, self.made, TOPIC_QUEUES):
+            count, topic = min(self.made - first, TOPIC_QUEUES), self._topic_of(first)
+            header = CreateTopicRequestHeader(topic, "TBW102", count, count, 6, "SINGLE_TAG")
             self.sock.sendall(encode(Command.request(RequestCode.UPDATE_AND_CREATE_TOPIC, header)))
             if b'"code":0' not in (told := self.next_frame()):
                 raise ValueError(told)
-        super().open()
+        self.requests = tuple(
+            self.sending(self._topic_of(queue), queue % TOPIC_QUEUES) for queue in self.queues
+        )
+
+    def _topic_of(self, queue: int) -> str:
+        return self.topic if queue < TOPIC_QUEUES else f"{self.topic}-{queue // TOPIC_QUEUES}"
 
 
 class KafkaCrowd(Kafka):

@@ -106,24 +106,20 @@ class Rmq(Wire):
     """RocketMQ's remoting: SEND_MESSAGE_V2, or SEND_BATCH_MESSAGE, with a JSON header."""
 
     def open(self) -> None:
+        self.requests = tuple(self.sending(self.topic, queue) for queue in self.queues)
+
+    def sending(self, topic: str, queue: int) -> bytes:
+        """The request that sends to a queue."""
         now = int(time.time() * 1000)
         properties = "UNIQ_KEY\x01" + "7F0000010B2C18B4AAC2000000000000\x02"
         code, body = RequestCode.SEND_MESSAGE_V2, self.body
         if self.is_batch:
             code, body = RequestCode.SEND_BATCH_MESSAGE, encode_batch([(0, body, properties)] * self.batch)
             properties = "WAIT\x01true\x02"  # of the batch itself clients say no more
-        self.requests = tuple(
-            encode(
-                Command.request(
-                    code,
-                    SendMessageRequestHeader(
-                        "peers", self.topic, "TBW102", 4, queue, 0, now, 0, properties, 0, batch=self.is_batch
-                    ),
-                    body,
-                )
-            )
-            for queue in self.queues
+        header = SendMessageRequestHeader(
+            "peers", topic, "TBW102", 4, queue, 0, now, 0, properties, 0, batch=self.is_batch
         )
+        return encode(Command.request(code, header, body))
 
     def answered(self, data: bytes) -> int:
         found = self.frames(data)
