@@ -23,15 +23,18 @@ from benchmarks.peers.sets import rmq_set
 from benchmarks.peers.turns import Figures, Row, rows_of, run_load, tell
 from benchmarks.peers.wires import Histogram, Rmq, latencies
 from benchmarks.scale import Link, drain, make_topic, send
+from rmq.protocol.codes import RequestCode
+from rmq.protocol.command import Command
 from rmq.protocol.record import encode_batch
 
 PORT, BESIDE_PORT, METRICS_PORT, SET_PORT = 27_900, 27_920, 27_930, 27_940
 LOG_FILE_BYTES = 64 << 20
-KEPT_BYTES = 4 * LOG_FILE_BYTES
+LARGE, LARGE_BYTES = 2000, 1 << 19
+"""Messages that make the log long before its files are deleted."""
 QUEUES = 1000
 """Of which a scrape tells something each."""
 SCRAPE_SECONDS = 1.0
-TRIES_SECONDS = 20.0
+TRIES_SECONDS = 60.0
 """How long an election may take."""
 WORK = "sends at a steady rate"
 QUIET = "quiet"
@@ -43,7 +46,7 @@ SECTION = Durability(
         "scrapes": f"/metrics is asked for each second; the broker has {QUEUES:,} queues more",
         "syncs": "another broker with SYNC_FLUSH on the same disk, 256 in flight at it",
         "cold reader": "a backlog that is not in the page cache is pulled, 256 messages a pull",
-        "retention": "log files of 64 MiB, of which all but four are deleted each second",
+        "retention": "1 GiB of log in files of 64 MiB, of which all but two are deleted",
         "election": "a set of three, on three disks (durability=replicated), whose master is killed",
     },
 )
@@ -113,6 +116,29 @@ def disturbances(folder: str) -> Iterator[tuple[str, contextlib.AbstractContextM
     yield "cold reader", beside(lambda: read_cold(f"{folder}/broker"), 0.0)
 
 
+def lengthen() -> None:
+    """Make the log long, and keep it so."""
+    keep(0)
+    link = Link(PORT)
+    make_topic(link, "Long", 4)
+    request = send("Long", 0, os.urandom(LARGE_BYTES))
+    link.ask_many((request for _ in range(LARGE)), 4)
+
+
+def keep(size: int) -> None:
+    """Have the broker delete log files beyond so many bytes; 0: none."""
+    body = f"fileReservedBytes={size}".encode()
+    answer = Link(PORT).ask(Command.request(RequestCode.UPDATE_BROKER_CONFIG, body=body))
+    assert answer.code == 0, answer.remark
+
+
+@contextlib.contextmanager
+def deletion() -> Iterator[None]:
+    """Have most of the log deleted in the first second."""
+    keep(2 * LOG_FILE_BYTES)
+    yield
+
+
 def paced(server: Server, options: argparse.Namespace) -> Figures:
     """The sends."""
     numbers = server.port, options.size, 256, 0, 1.0, options.seconds, options.steady
@@ -177,8 +203,7 @@ def rows(options: argparse.Namespace) -> list[Row]:
     """All rows."""
     results: dict[tuple[str, str], list[Figures]] = {}
     scraped = {"plugins": "metrics", "metricsPort": str(METRICS_PORT)}
-    kept = {"mappedFileSizeCommitLog": str(LOG_FILE_BYTES), "fileReservedBytes": str(KEPT_BYTES)}
-    kept |= {"cleanResourceInterval": "1000"}
+    short = {"mappedFileSizeCommitLog": str(LOG_FILE_BYTES), "cleanResourceInterval": "1000"}
     with tempfile.TemporaryDirectory(prefix="rmq-peers-", ignore_cleanup_errors=True) as folder:
         with rmq("rmq", f"{folder}/broker", PORT, CACHE, scraped) as server:
             link = Link(PORT)
@@ -189,9 +214,14 @@ def rows(options: argparse.Namespace) -> list[Row]:
                 for name, disturbance in disturbances(folder):
                     with disturbance:
                         _add(results, number, name, paced(server, options))
-        with rmq("rmq", f"{folder}/kept", PORT, CACHE, kept) as server:
+        with rmq("rmq", f"{folder}/short", PORT, CACHE, short) as server:
             for number in range(options.rounds):
-                _add(results, number, "retention", paced(server, options))
+                lengthen()
+                before = len(list(pathlib.Path(folder, "short", "commitlog").iterdir()))
+                with deletion():
+                    _add(results, number, "retention", paced(server, options))
+                left = len(list(pathlib.Path(folder, "short", "commitlog").iterdir()))
+                tell("retention: files of the log before and after", before, left)
         try:
             _add(results, 0, "election", election(f"{folder}/set", options))
         except TimeoutError as error:

@@ -155,6 +155,8 @@ def rmq(
         "osPageCacheBusyTimeOutMills": "10000",
         "maxNewConnectionsPerAddress": "0",  # all come from one
         "flushDiskType": "SYNC_FLUSH" if durability is DISK else "ASYNC_FLUSH",
+        "diskSpaceCleanForciblyRatio": "97",  # the others do not look
+        "diskSpaceWarningLevelRatio": "98",
     } | dict(more or {})
     command = rmq_command("broker", settings)
     return serving(kind, port, command, {"RMQ_ENGINE": "pure" if kind == "rmq, pure" else "auto"}, cores)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import re
 import socket
@@ -20,7 +21,18 @@ from benchmarks.peers.replicated import SETS, wait_until_taken
 from benchmarks.peers.servers import CACHE, Durability, Server
 from benchmarks.peers.tails import TAILS, RedisTail, RmqTail
 from benchmarks.peers.turns import Figures, LoadFailed, Work, by_turns, rows_of, table
-from benchmarks.peers.wires import SHARES, WIRES, Histogram, Rmq, Wire, crc32c, ring_of, topic_of, varint
+from benchmarks.peers.wires import (
+    SHARES,
+    WIRES,
+    Histogram,
+    Rmq,
+    Wire,
+    crc32c,
+    ring_of,
+    run_paced,
+    topic_of,
+    varint,
+)
 from rmq.protocol.codes import RequestCode
 from rmq.protocol.command import Command
 from rmq.protocol.frames import Decoder, encode
@@ -271,3 +283,31 @@ def test_works_beyond_the_limit_are_left_out() -> None:
     few = crowd_rows.works_of(argparse.Namespace(only=["crowds"], most=100))
     assert [work.connections for work in few if re.match("[0-9]+ conn", work.name)] == [1, 100]
     assert len(crowd_rows.works_of(argparse.Namespace(only=["tails"], most=1))) == 2
+
+
+def test_a_client_of_a_set_goes_to_the_next_broker(monkeypatch: pytest.MonkeyPatch, ok: bytes) -> None:
+    ours, theirs = socket.socketpair()
+    theirs.sendall(ok)
+    asked = []
+
+    def connect(address: tuple[str, int], _: float) -> socket.socket:
+        asked.append(address[1])
+        if address[1] == 1:
+            raise ConnectionRefusedError
+        return ours
+
+    monkeypatch.setattr(socket, "create_connection", connect)
+    monkeypatch.setattr(socket.socket, "setsockopt", lambda *_: None)
+    monkeypatch.setattr("time.sleep", lambda _: None)
+    disturbed.Tries((1, 2), 4).send()
+    assert asked == [1, 2]
+    theirs.close()
+
+
+def test_messages_that_never_come_count_as_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    pair = Pair(Rmq, monkeypatch)
+    clock = itertools.count()
+    monkeypatch.setattr("time.perf_counter", lambda: next(clock) / 1000)
+    found, _ = run_paced(pair.wire, 200.0, 0.0, 0.05)  # nobody answers
+    assert found.count >= 9
+    assert found.at(0.5) > 50_000
