@@ -17,6 +17,8 @@ MODULES = {
     "remoting.md": ("rmq/remoting", "## A peer that"),
 }
 """Pages whose first table lists modules: their folder, and the heading behind the table."""
+FILES = re.compile(r"`((?:tests|rmq|benchmarks|deploy|plugins|examples)/[\w./-]+\.\w+)`")
+TESTS = re.compile(r"`((?:unit|spark|stateful|interop)/[\w./-]+\.py)`")
 LINK = re.compile(r"\]\((?P<path>[^)#\s:]*)#(?P<anchor>[^)\s]+)\)")
 
 
@@ -44,6 +46,16 @@ def test_links_lead_to_headings(page: pathlib.Path) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_a_page_has_no_marks_of_a_merge(page: pathlib.Path) -> None:
     assert re.findall(r"^(?:<<<<<<<|=======|>>>>>>>)(?: .*)?$", page.read_text("utf-8"), re.M) == []
+
+
+def test_files_that_a_page_names_exist() -> None:
+    missing = []
+    for page in PAGES:
+        if not page.name.startswith("add_"):  # these name the files to be written
+            text = FENCE.sub("", page.read_text("utf-8"))
+            names = [*FILES.findall(text), *(f"tests/{name}" for name in TESTS.findall(text))]
+            missing += [f"{page.name}: {name}" for name in names if not (ROOT / name).exists()]
+    assert missing == []
 
 
 @pytest.mark.parametrize("page", MODULES)

@@ -34,30 +34,30 @@ from tests.sim.real_brokers.brokers import Node, Set
 BROKERS_CAUGHT_BY = {
     "a master acts without a lease": 0,
     "elected before the lease is over": 5,
-    "whoever lives is elected": 0,
-    "cut to the shorter log, whatever is in it": 1,
-    "acknowledged when the master alone has it": 4,
+    "any living replica is elected": 0,
+    "cut to the shorter log, without a comparison": 1,
+    "acknowledged when only the master has the message": 4,
     "an old master goes on acknowledging": 4,
-    "a slave is believed to have all": 4,
-    "who has resigned acts on": 6,
-    "queues keep what was cut from the log": 1,
+    "a slave counts as having the whole log": 4,
+    "a master that stepped down acts on": 6,
+    "queues keep units that were cut from the log": 1,
     "a queue is cut one message shorter than the log": 1,
     "a rollback is taken for a commit": 0,
-    "nobody checks back": 0,
+    "no broker checks back": 0,
     "a slave counts one delayed message more as delivered": 0,
     "delivered a second before it is due": 0,
     "the clock of leases stands still with its machine": 6,
-    "followers are told no offsets of groups": 0,
-    "consumers read what only the master has": 0,
-    "leases go by a clock that is set": 0,
-    "what is delayed comes at once when a clock was set back": 38,
+    "followers get no offsets of groups": 0,
+    "consumers read messages that only the master has": 0,
+    "leases use the wall clock": 0,
+    "delayed messages come at once when a clock was set back": 38,
     "queues are locked without a lease": 1,
-    "followers are told no locks": 2,
-    "what was delivered at its time stays in memory": 0,
+    "followers get no locks": 2,
+    "timed messages stay in memory after delivery": 0,
     "a commit is answered before the replicas have it": 0,
     "a lease is not shortened by the drift of clocks": 0,
-    "a master stays although its disk takes nothing": 38,
-    "a sync that hangs is waited for": 38,
+    "a master stays although its disk takes no bytes": 38,
+    "a hanging sync is waited for": 38,
 }
 """A seed that shows a bug, of the first 45."""
 
@@ -68,14 +68,16 @@ def _shorter(mine: Epochs, my_end: int, others: Epochs, other_end: int) -> int:
     return min(my_end, other_end)
 
 
-BROKER_BUGS["cut to the shorter log, whatever is in it"] = planted((replica_manager, "common_end", _shorter))
+BROKER_BUGS["cut to the shorter log, without a comparison"] = planted(
+    (replica_manager, "common_end", _shorter)
+)
 
 
 def _acknowledges_all(self: ReplicaManager) -> int:
     return self.flushed()
 
 
-BROKER_BUGS["acknowledged when the master alone has it"] = planted(
+BROKER_BUGS["acknowledged when only the master has the message"] = planted(
     (ReplicaManager, "ack_limit", _acknowledges_all)
 )
 
@@ -93,21 +95,21 @@ def _all(self: ReplicaManager, number: int, reach: int) -> None:
     self._replica.report(number, self._replica.epoch, 1 << 60, 1 << 60, self._clock())
 
 
-BROKER_BUGS["a slave is believed to have all"] = planted((ReplicaManager, "report", _all))
+BROKER_BUGS["a slave counts as having the whole log"] = planted((ReplicaManager, "report", _all))
 
 
 def _acts_on(self: Replica) -> None:
     self.has_stepped_down = True
 
 
-BROKER_BUGS["who has resigned acts on"] = planted((Replica, "step_down", _acts_on))
+BROKER_BUGS["a master that stepped down acts on"] = planted((Replica, "step_down", _acts_on))
 
 
 def _not_cut(self: Queues, log_end: int) -> None:
     pass
 
 
-BROKER_BUGS["queues keep what was cut from the log"] = planted((Queues, "truncate", _not_cut))
+BROKER_BUGS["queues keep units that were cut from the log"] = planted((Queues, "truncate", _not_cut))
 
 _truncate = Queues.truncate
 
@@ -132,7 +134,7 @@ def _never(self: Transactions, now_ms: int) -> int:
     return now_ms + 1000
 
 
-BROKER_BUGS["nobody checks back"] = planted((Transactions, "step", _never))
+BROKER_BUGS["no broker checks back"] = planted((Transactions, "step", _never))
 
 _follow, _step = Schedule.follow, Schedule.step
 
@@ -173,14 +175,14 @@ def _no_offsets(self: TableSender, now: float) -> Any:
     return _feed(self, now)
 
 
-BROKER_BUGS["followers are told no offsets of groups"] = planted((TableSender, "note", _no_offsets))
+BROKER_BUGS["followers get no offsets of groups"] = planted((TableSender, "note", _no_offsets))
 
 
 def _everything(self: ReplicaManager) -> int | None:
     return None
 
 
-BROKER_BUGS["consumers read what only the master has"] = planted(
+BROKER_BUGS["consumers read messages that only the master has"] = planted(
     (ReplicaManager, "high_watermark", _everything)
 )
 
@@ -189,7 +191,7 @@ def _not_looked_at(self: FailoverService, broker: Broker) -> None:
     pass
 
 
-BROKER_BUGS["a master stays although its disk takes nothing"] = planted(
+BROKER_BUGS["a master stays although its disk takes no bytes"] = planted(
     (FailoverService, "_check_disk", _not_looked_at)
 )
 
@@ -198,14 +200,14 @@ def _waited_for(self: DiskWork) -> str:
     return ""
 
 
-BROKER_BUGS["a sync that hangs is waited for"] = planted((DiskWork, "hangs", _waited_for))
+BROKER_BUGS["a hanging sync is waited for"] = planted((DiskWork, "hangs", _waited_for))
 
 
 def _set(self: Set, node: Node) -> float:
     return self.now_ms(node) / 1000
 
 
-BROKER_BUGS["leases go by a clock that is set"] = planted((Set, "clock", _set))
+BROKER_BUGS["leases use the wall clock"] = planted((Set, "clock", _set))
 
 
 def _at_once(self: Schedule, level: int, offset: int, now_ms: int) -> int | None:
@@ -215,7 +217,7 @@ def _at_once(self: Schedule, level: int, offset: int, now_ms: int) -> int | None
     return unit[2] if unit[2] <= now_ms + self.levels[level] else now_ms
 
 
-BROKER_BUGS["what is delayed comes at once when a clock was set back"] = planted(
+BROKER_BUGS["delayed messages come at once when a clock was set back"] = planted(
     (Schedule, "_due_of", _at_once)
 )
 
@@ -231,7 +233,7 @@ def _no_rows(self: Locks, names: Collection[str]) -> bytes:
     return b"{}"
 
 
-BROKER_BUGS["followers are told no locks"] = planted((Locks, "text_of", _no_rows))
+BROKER_BUGS["followers get no locks"] = planted((Locks, "text_of", _no_rows))
 
 _delivered = Timers._delivered
 
@@ -242,7 +244,7 @@ def _kept(self: Timers, group: Any, end: int) -> None:
     self._waiting |= waiting
 
 
-BROKER_BUGS["what was delivered at its time stays in memory"] = planted((Timers, "_delivered", _kept))
+BROKER_BUGS["timed messages stay in memory after delivery"] = planted((Timers, "_delivered", _kept))
 
 
 def _told_before(self: TableAcks, table: str, changes: Any, connection: Any, on_done: Any) -> bool:

@@ -68,7 +68,7 @@ def _two_votes(self: Raft, message: Message, now: float) -> None:
 
 
 BUGS["votes twice in a term"] = before(Raft, "_on_request_vote", _two_votes)
-BUGS["votes for who lacks entries"] = planted((Raft, "_is_up_to_date", lambda self, message: True))
+BUGS["votes for a member that lacks entries"] = planted((Raft, "_is_up_to_date", lambda self, message: True))
 BUGS["votes although the leader was heard"] = planted((Raft, "_in_lease", lambda self, now: False))
 
 
@@ -106,7 +106,7 @@ def _half(self: Raft) -> int:
     return max(1, len(self.members) // 2)
 
 
-BUGS["half is taken for a majority"] = planted((Raft, "_quorum", _half))
+BUGS["half of the members count as a majority"] = planted((Raft, "_quorum", _half))
 
 
 def _early_read(self: Raft, now: float) -> bool:
@@ -124,7 +124,7 @@ def _no_check(self: Raft, message: Message, now: float) -> None:
 
 
 _right_append = Raft._on_append_entries
-BUGS["takes entries without comparing what stands before them"] = planted(
+BUGS["takes entries without comparing the entry before them"] = planted(
     (Raft, "_on_append_entries", _no_check)
 )
 
@@ -143,7 +143,7 @@ def _commit_all(self: Raft, message: Message, now: float) -> None:
         self._commit_to(min(message.commit, self._journal.last))
 
 
-BUGS["commits what the message did not match"] = planted((Raft, "_on_append_entries", _commit_all))
+BUGS["commits entries that the message did not match"] = planted((Raft, "_on_append_entries", _commit_all))
 
 
 def _commit_last(self: Raft, message: Message, now: float) -> None:
@@ -152,7 +152,7 @@ def _commit_last(self: Raft, message: Message, now: float) -> None:
         self._commit_to(min(message.commit, self._journal.last))
 
 
-BUGS["commits up to the end of the log, not of what matched"] = planted(
+BUGS["commits up to the end of the log, not of the match"] = planted(
     (Raft, "_on_append_entries", _commit_last)
 )
 
@@ -163,7 +163,7 @@ def _answer_last(self: Raft, message: Message, *, index: int, granted: bool = Fa
 
 
 _right_answer = Raft._answer
-BUGS["confirms the end of the log, not of what matched"] = planted((Raft, "_answer", _answer_last))
+BUGS["confirms the end of the log, not of the match"] = planted((Raft, "_answer", _answer_last))
 
 
 def _one_phase(self: Raft, data: bytes, now: float) -> tuple[int, int]:
@@ -174,7 +174,7 @@ def _one_phase(self: Raft, data: bytes, now: float) -> tuple[int, int]:
 
 
 _right_propose = Raft.propose
-BUGS["commits before others have it"] = planted((Raft, "propose", _one_phase))
+BUGS["commits an entry before other members have it"] = planted((Raft, "propose", _one_phase))
 
 
 def _no_restore(self: Raft, message: Message, now: float) -> None:
@@ -201,7 +201,7 @@ def _twice(self: Raft, index: int) -> None:
 
 _right_commit = Raft._commit_to
 BUGS["applies an entry twice"] = planted((Raft, "_commit_to", _twice))
-BUGS["takes torn frames for good ones"] = planted((journal, "_crc", lambda sequence, data: 0))
+BUGS["takes torn frames for good frames"] = planted((journal, "_crc", lambda sequence, data: 0))
 
 
 def _removes_first(self: Journal) -> None:
@@ -210,7 +210,7 @@ def _removes_first(self: Journal) -> None:
 
 
 _right_next_file = Journal._next_file
-BUGS["removes the old file before the new one is synced"] = planted((Journal, "_next_file", _removes_first))
+BUGS["removes the old file before the new file is synced"] = planted((Journal, "_next_file", _removes_first))
 
 
 def _many_changes(self: Raft) -> None:
@@ -237,7 +237,7 @@ def _open_change(self: Raft) -> None:
         raise raft.ChangeUnderWay("")
 
 
-BUGS["a second change of members while one is open"] = planted((Raft, "_check_change", _open_change))
+BUGS["a second change of members while a change is open"] = planted((Raft, "_check_change", _open_change))
 
 
 def _promote_while_open(self: Raft, member: str, now: float) -> None:
@@ -272,41 +272,41 @@ def _remove_for_good(self: Raft, member: str, now: float) -> tuple[int, int] | N
     return place
 
 
-BUGS["who is removed is away from the snapshot at once"] = planted((Raft, "remove", _remove_for_good))
+BUGS["a removed member leaves the snapshot at once"] = planted((Raft, "remove", _remove_for_good))
 
 BUGS["the disk does not sync"] = planted((MemoryDisk, "sync", lambda self, path: None))
 
-BUGS["lease by a clock that is set"] = planted(
+BUGS["lease by the wall clock"] = planted(
     (Member, "clock", lambda self, now: self.offset + self.rate * now + self.jump)
 )
 
 CAUGHT_BY = {
     "answers before the sync": 4,
     "votes twice in a term": 8,
-    "votes for who lacks entries": 2,
+    "votes for a member that lacks entries": 2,
     "votes although the leader was heard": 56,
     "votes right after a restart": 70,
     "lease from the answer, not from the question": 130,
     "a lease longer than the silence of voters": 20,
     "no lease at all": 20,
-    "half is taken for a majority": 0,
+    "half of the members count as a majority": 0,
     "a new leader answers before its own entry is committed": 0,
-    "takes entries without comparing what stands before them": 0,
+    "takes entries without comparing the entry before them": 0,
     "keeps entries that the leader does not have": 0,
-    "commits what the message did not match": 97,
-    "commits up to the end of the log, not of what matched": 800005,
-    "confirms the end of the log, not of what matched": 800532,
-    "commits before others have it": 2,
+    "commits entries that the message did not match": 97,
+    "commits up to the end of the log, not of the match": 800005,
+    "confirms the end of the log, not of the match": 800532,
+    "commits an entry before other members have it": 2,
     "takes a snapshot's place but not its state": 0,
     "applies an entry twice": 0,
-    "takes torn frames for good ones": 118,
-    "removes the old file before the new one is synced": 0,
+    "takes torn frames for good frames": 118,
+    "removes the old file before the new file is synced": 0,
     "several changes of members at a time, before an entry of its own": 64,
-    "a second change of members while one is open": 2,
+    "a second change of members while a change is open": 2,
     "a learner is promoted while another change is open": 8,
     "a learner is promoted before it has the log": 2,
-    "who is removed is away from the snapshot at once": 216,
+    "a removed member leaves the snapshot at once": 216,
     "the disk does not sync": 4,
-    "lease by a clock that is set": 2,
+    "lease by the wall clock": 2,
 }
 """The first seed that shows a bug."""

@@ -15,11 +15,11 @@ from rmq.remoting.connection import Connection
 from tests.sim.planted_bugs.bugs import Bug, planted
 
 CONSUMERS_CAUGHT_BY = {
-    "a consumer commits what it has not finished": 0,
-    "what cannot be sent back counts as consumed": 39,
-    "what is sent back is answered and not stored": 0,
-    "what is sent back is answered when the master alone has it": 8,
-    "an ordered consumer goes on behind what failed": 0,
+    "a consumer commits unfinished messages": 0,
+    "a message that cannot be sent back counts as consumed": 39,
+    "a message sent back is answered and not stored": 0,
+    "a message sent back is answered when only the master has it": 8,
+    "an ordered consumer goes on behind a failed message": 0,
 }
 """A seed that shows a bug, of the first 45."""
 
@@ -30,7 +30,7 @@ def _all_pulled(self: ProcessQueue) -> int:
     return self.next_offset
 
 
-CONSUMER_BUGS["a consumer commits what it has not finished"] = planted(
+CONSUMER_BUGS["a consumer commits unfinished messages"] = planted(
     (ProcessQueue, "commit_offset", property(_all_pulled))
 )
 
@@ -42,14 +42,16 @@ async def _finished(self: Deliveries, message: PulledMessage, window: ProcessQue
     window.finish(message.queue_offset)
 
 
-CONSUMER_BUGS["what cannot be sent back counts as consumed"] = planted((Deliveries, "_send_back", _finished))
+CONSUMER_BUGS["a message that cannot be sent back counts as consumed"] = planted(
+    (Deliveries, "_send_back", _finished)
+)
 
 
 def _answered(self: Send, request: Command, connection: Connection, now_ms: int) -> Command:
     return request.reply()
 
 
-CONSUMER_BUGS["what is sent back is answered and not stored"] = planted((Send, "send_back", _answered))
+CONSUMER_BUGS["a message sent back is answered and not stored"] = planted((Send, "send_back", _answered))
 
 _stored_back = Send.send_back
 
@@ -63,7 +65,7 @@ def _answered_early(self: Send, request: Command, connection: Connection, now_ms
     return request.reply()
 
 
-CONSUMER_BUGS["what is sent back is answered when the master alone has it"] = planted(
+CONSUMER_BUGS["a message sent back is answered when only the master has it"] = planted(
     (Send, "send_back", _answered_early)
 )
 
@@ -72,6 +74,6 @@ async def _goes_on(self: Deliveries, message: PulledMessage, window: ProcessQueu
     window.finish(message.queue_offset)
 
 
-CONSUMER_BUGS["an ordered consumer goes on behind what failed"] = planted(
+CONSUMER_BUGS["an ordered consumer goes on behind a failed message"] = planted(
     (Deliveries, "_retry_in_place", _goes_on)
 )

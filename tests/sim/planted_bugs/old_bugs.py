@@ -8,8 +8,8 @@ from rmq.controller.evidence import Evidence
 from tests.sim.planted_bugs.bugs import Bug, planted
 
 OLD_BUGS: dict[str, Bug] = {
-    "an older table is believed": planted((Evidence, "is_behind", lambda self, broker_set: False)),
-    "who comes first after a restart of all is elected": planted(
+    "an older table is trusted": planted((Evidence, "is_behind", lambda self, broker_set: False)),
+    "the first replica after a restart of all is elected": planted(
         (Evidence, "is_gathered", lambda self, broker_set, ready, now: True)
     ),
 }
@@ -27,19 +27,19 @@ def _forgets_places(self: Recall, member: str, term: int, place: tuple[int, int]
 
 WIPED_BUGS: dict[str, Bug] = {
     "an empty member takes part at once": planted((Recall, "is_done", property(lambda self: True))),
-    "a damaged last frame is taken for none": planted((journal, "_was_whole", lambda data, at: False)),
-    "who forgot votes in a term that the others know": planted((Recall, "take", _forgets_terms)),
-    "who forgot votes for one that lacks entries": planted((Recall, "take", _forgets_places)),
+    "a damaged last frame counts as no frame": planted((journal, "_was_whole", lambda data, at: False)),
+    "a member that forgot votes in a term that others know": planted((Recall, "take", _forgets_terms)),
+    "a member that forgot votes for a member that lacks entries": planted((Recall, "take", _forgets_places)),
 }
 
 OLD_CAUGHT_BY = {
-    "an older table is believed": 288,
-    "who comes first after a restart of all is elected": 5,
+    "an older table is trusted": 288,
+    "the first replica after a restart of all is elected": 5,
 }
 WIPED_CAUGHT_BY = {
     "an empty member takes part at once": 4,
-    "a damaged last frame is taken for none": 1,
-    "who forgot votes in a term that the others know": 46,
-    "who forgot votes for one that lacks entries": 0,
+    "a damaged last frame counts as no frame": 1,
+    "a member that forgot votes in a term that others know": 46,
+    "a member that forgot votes for a member that lacks entries": 0,
 }
 """The first seed that shows a bug."""

@@ -22,7 +22,7 @@ def _early(self: Replica) -> frozenset[int]:
     return min((frozenset(one) for one in (*self._proposed, self.broker_set.in_sync)), key=len)
 
 
-SET_BUGS["who goes is waited for no more, before the controllers agree"] = planted(
+SET_BUGS["a leaving replica is not awaited, before the controllers agree"] = planted(
     (Replica, "awaited", _early)
 )
 
@@ -32,7 +32,7 @@ def _known_only(self: Replica) -> frozenset[int]:
     return frozenset(self.broker_set.in_sync)
 
 
-SET_BUGS["who comes is not waited for yet, when the controllers may have agreed"] = planted(
+SET_BUGS["a joining replica is not awaited, when the controllers may have agreed"] = planted(
     (Replica, "awaited", _known_only)
 )
 
@@ -41,7 +41,7 @@ def _shorter(mine: Epochs, my_end: int, others: Epochs, other_end: int) -> int:
     return min(my_end, other_end)
 
 
-SET_BUGS["cut to the shorter log, whatever is in it"] = planted((sets, "common_end", _shorter))
+SET_BUGS["cut to the shorter log, without a comparison"] = planted((sets, "common_end", _shorter))
 
 
 def _kept(mine: Epochs, my_end: int, others: Epochs, other_end: int) -> int:
@@ -78,7 +78,7 @@ def _anybody(self: Elections, broker_set: BrokerSet, now: float) -> Elect | None
     return Elect(broker_set.name, broker_set.epoch, broker_set.version, best, (best,), is_unclean=True)
 
 
-SET_BUGS["whoever lives is elected"] = planted((Elections, "_next", _anybody))
+SET_BUGS["any living replica is elected"] = planted((Elections, "_next", _anybody))
 
 
 _right_register = BrokerSets._register
@@ -94,7 +94,7 @@ def _joins_early(self: Replica, flushed: int, now: float) -> tuple[int, ...] | N
 
 
 _right_change = Replica.change
-SET_BUGS["in sync before it has what was acknowledged"] = planted((Replica, "change", _joins_early))
+SET_BUGS["in sync before it has every acknowledged message"] = planted((Replica, "change", _joins_early))
 
 
 def _without_own(self: Replica, flushed: int, now: float, *, least: int = 1) -> int:
@@ -102,7 +102,9 @@ def _without_own(self: Replica, flushed: int, now: float, *, least: int = 1) -> 
 
 
 _right_safe = Replica.ack_limit
-SET_BUGS["acknowledged before it is on the master's own disk"] = planted((Replica, "ack_limit", _without_own))
+SET_BUGS["acknowledged before the message is on the master's own disk"] = planted(
+    (Replica, "ack_limit", _without_own)
+)
 
 
 def _one_leads(self: Raft, now: float) -> bool:
@@ -133,7 +135,7 @@ def _flushed_in_memory(self: sets.SetSimulation, broker: sets.Broker, *rest: Any
 
 _right_copied = sets.SetSimulation.copied
 # A replica that starts with less than what was confirmed is not elected, which hides the bug mostly.
-SET_BUGS["a slave reports what it has not flushed"] = planted(
+SET_BUGS["a slave reports bytes that it has not flushed"] = planted(
     (sets.SetSimulation, "copied", _flushed_in_memory),
     (Evidence, "has_lost", lambda *rest: False),
     (Evidence, "is_gathered", lambda *rest: True),
@@ -159,7 +161,9 @@ def _at_once(self: Elections, now: float) -> float | None:
     return self.setting_s if self.setting_s != self.agreed_s else None
 
 
-SET_BUGS["a shorter lease is agreed on while longer ones last"] = planted((Elections, "due_lease", _at_once))
+SET_BUGS["a shorter lease is agreed on while longer leases last"] = planted(
+    (Elections, "due_lease", _at_once)
+)
 
 
 def _own_only(self: Elections, heartbeat: Heartbeat, broker_set: BrokerSet, now: float) -> bool:
@@ -172,20 +176,20 @@ def _own_only(self: Elections, heartbeat: Heartbeat, broker_set: BrokerSet, now:
 SET_BUGS["a longer lease of an earlier controller is forgotten"] = planted((Elections, "hear", _own_only))
 
 SETS_CAUGHT_BY = {
-    "a shorter lease is agreed on while longer ones last": 3328,
+    "a shorter lease is agreed on while longer leases last": 3328,
     "a lease is granted while an election is being agreed on": 65,
-    "who goes is waited for no more, before the controllers agree": 11,
-    "who comes is not waited for yet, when the controllers may have agreed": 65,
-    "cut to the shorter log, whatever is in it": 17,
+    "a leaving replica is not awaited, before the controllers agree": 11,
+    "a joining replica is not awaited, when the controllers may have agreed": 65,
+    "cut to the shorter log, without a comparison": 17,
     "nothing is cut": 17,
     "lease from the answer, not from the question": 11,
     "a master acts without a lease": 11,
-    "whoever lives is elected": 3,
-    "in sync before it has what was acknowledged": 35,
-    "acknowledged before it is on the master's own disk": 1,
+    "any living replica is elected": 3,
+    "in sync before it has every acknowledged message": 35,
+    "acknowledged before the message is on the master's own disk": 1,
     "a controller answers without a lease": 5,
     "epochs are not kept beside the log": 17,
-    "a slave reports what it has not flushed": 5,
+    "a slave reports bytes that it has not flushed": 5,
     "elected before the lease is over": 75,
 }
 """The first seed, or one of the first, that shows a bug."""

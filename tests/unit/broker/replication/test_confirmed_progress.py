@@ -47,7 +47,7 @@ def test_it_goes_back_to_what_was_confirmed_in_every_part(confirmed: dict[str, A
 
 
 def test_the_test_above_shows_a_slave_that_keeps_a_time_of_delivery(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The planted fault "what was delivered at its time stays delivered when it is cut"."""
+    """The planted fault "a timed message stays delivered when it is cut"."""
     follow = Timers.follow
 
     def keep(self: Timers, progress: Mapping[str, int]) -> None:

@@ -275,7 +275,7 @@ def test_a_pull_with_a_position_of_an_earlier_topic_is_sent_to_the_present_one()
 def test_the_test_above_shows_a_broker_that_does_not_compare_creations(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The planted fault "a position of an earlier topic passes for one of the present topic"."""
+    """The planted fault "a position of an earlier topic counts as a position of the present topic"."""
     monkeypatch.setattr(Reader, "is_of_another_topic", lambda *given: False)
     with pytest.raises(AssertionError):
         test_a_pull_with_a_position_of_an_earlier_topic_is_sent_to_the_present_one()
