@@ -117,7 +117,7 @@ class Connection(SendingSide):
             lanes=endpoint.lanes,
         )
         self._read_bytes = min(FIRST_READ_BYTES, self._limits.receive_bytes)
-        self._at_end = False  # the poller has read to the stream's end
+        self._at_end = self.fell_silent = False  # at the end: the poller has read all of the stream
         self._rest: list[Command] = []  # requests of the last chunk whose turn has not come
         self._budget = budget or MemoryBudget(1 << 62)
         self._half_since = math.inf  # begin of the incomplete frame
@@ -126,7 +126,6 @@ class Connection(SendingSide):
         self._heard_at = -math.inf  # arrival of the peer's last bytes
         self._silence = Silence()
         self._abandoned: tuple[int, Any] | None = None  # a request whose caller was cancelled, and its waiter
-        self.fell_silent = False
         self._cause: BaseException | None = None
 
     def __repr__(self) -> str:
@@ -324,6 +323,7 @@ class Connection(SendingSide):
                 # The data gets no name: during the wait no variable should hold the last chunk.
                 if not self._received(await receive(self._read_bytes)):
                     break
+            self._solo = None  # this task ends by itself
             self._end("closed by the peer", None)
         except disconnect_or_close_errors() as error:
             self._end(f"lost: {error}", error)
@@ -517,7 +517,7 @@ class Connection(SendingSide):
     async def _close_stream(self) -> None:
         """Send the outbox within `linger_seconds`, as far as the peer takes it, and close the stream; also
         when cancelled."""
-        if not self._outbox.size and self._stream.close_now():
+        if (self._is_mute or self._is_torn or not self._outbox.size) and self._stream.close_now():
             return
         with anyio.move_on_after(self._limits.linger_seconds, shield=True):
             try:

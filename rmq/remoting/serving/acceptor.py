@@ -196,6 +196,7 @@ class Acceptor:
 
         Raises OSError and ClosedResourceError only when the listener cannot be listened on.
         """
+        loop = current_loop()
         while True:
             try:
                 stream = await listener.accept()
@@ -205,7 +206,7 @@ class Acceptor:
                 self._complain(listener, error)
                 await anyio.sleep(PAUSE_SECONDS)
                 continue
-            guest = Guest(self, stream.peer, self._holders(stream.peer), anyio.current_time())
+            guest = Guest(self, stream.peer, self._holders(stream.peer), loop.now())
             reason = self._refusal(stream, guest.holders)
             if reason and self._make_room(guest, reason):
                 reason = "" if reason == "descriptors" else self._refusal(stream, guest.holders)

@@ -289,16 +289,19 @@ class TcpListener:
         return self._address
 
     async def accept(self) -> TcpStream:
+        await anyio.lowlevel.checkpoint()  # of many that come at once most are there already: no other wait
         while True:
             if self._is_closed:
                 raise closed("the listener is closed")
             if self._is_held:
                 self._is_held = False
                 self._listen()
-            await self._loop.wait_readable(self._socket)
             try:
                 sock, sockaddr = self._socket.accept()
-            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+            except BlockingIOError:
+                await self._loop.wait_readable(self._socket)
+                continue
+            except (InterruptedError, ConnectionAbortedError):
                 continue
             try:
                 return _stream(sock, self._loop, _name(sockaddr))
