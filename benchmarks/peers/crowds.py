@@ -40,8 +40,30 @@ from rmq.protocol.headers import CreateTopicRequestHeader
 
 CROWD = "PeersCrowd"
 TOPIC_QUEUES = 1000
+WAIT_SECONDS = 60.0
 PUBLISHERS = 255
 """That a connection to RabbitMQ's streams may have."""
+
+
+def wait_until_taken(wire: Wire) -> None:
+    """Send a request of each queue until all are taken: a set takes none before all replicas follow,
+    Kafka none for a moment after it made a topic.
+
+    Raises ValueError with the last refusal if that lasts too long.
+    """
+    until = time.monotonic() + WAIT_SECONDS
+    for request in wire.requests:
+        while True:
+            wire.sock.sendall(request)
+            try:
+                got = 0
+                while got < wire.batch:
+                    got += wire.answered(wire.sock.recv(1 << 16))
+                break
+            except ValueError:
+                if time.monotonic() > until:
+                    raise
+                time.sleep(0.5)
 
 
 class RmqCrowd(Rmq):
@@ -70,6 +92,7 @@ class KafkaCrowd(Kafka):
             self.make_topic([[1]] * self.made, {})
             self.partitions = self.made
             super().open()
+            wait_until_taken(self)
         else:
             self.prepare()
 

@@ -12,11 +12,10 @@ import re
 import socket
 import time
 
-from benchmarks.peers.crowds import main
+from benchmarks.peers.crowds import WAIT_SECONDS, main, wait_until_taken
 from benchmarks.peers.wires import Kafka, Nats, Rmq, Wire
 
 NODES = (1, 2, 3)
-WAIT_SECONDS = 60.0
 _LEADER = re.compile(rb'"leader":"n(\d+)"')
 
 
@@ -58,26 +57,6 @@ class NatsReplicated(Nats):
             self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         super().open()
         wait_until_taken(self)
-
-
-def wait_until_taken(wire: Wire) -> None:
-    """Send a request of each queue until all are taken: a set takes none before all replicas follow.
-
-    Raises ValueError with the last refusal if that lasts too long.
-    """
-    until = time.monotonic() + WAIT_SECONDS
-    for request in wire.requests:
-        while True:
-            wire.sock.sendall(request)
-            try:
-                got = 0
-                while got < wire.batch:
-                    got += wire.answered(wire.sock.recv(1 << 16))
-                break
-            except ValueError:
-                if time.monotonic() > until:
-                    raise
-                time.sleep(0.5)
 
 
 SETS: dict[str, type[Wire]] = {"rmq": RmqReplicated, "kafka": KafkaReplicated, "nats": NatsReplicated}

@@ -207,7 +207,7 @@ def kafka(jars: str, folder: str, port: int, durability: Durability) -> Iterator
         "controller.listener.names=CONTROLLER\n"
         "listener.security.protocol.map=CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT\n"
         f"log.dirs={folder}/data\nnum.partitions=4\noffsets.topic.replication.factor=1\n"
-        + ("log.flush.interval.messages=1\n" if durability is DISK else "")
+        "message.max.bytes=4194304\n" + ("log.flush.interval.messages=1\n" if durability is DISK else "")
     )
     kafka_format(jars, kafka_uuid(jars), settings)
     java = ["java", "-Xmx1g", "-cp", f"{jars}/*"]

@@ -15,9 +15,9 @@ from typing import cast
 import pytest
 
 from benchmarks.peers import crowd_rows, disturbed, sets
-from benchmarks.peers.crowds import CROWDS, TOPIC_QUEUES, Flow, KafkaCrowd, connected
+from benchmarks.peers.crowds import CROWDS, TOPIC_QUEUES, Flow, KafkaCrowd, connected, wait_until_taken
 from benchmarks.peers.page import chart, page
-from benchmarks.peers.replicated import SETS, wait_until_taken
+from benchmarks.peers.replicated import SETS
 from benchmarks.peers.servers import CACHE, Durability, Server
 from benchmarks.peers.tails import TAILS, RedisTail, RmqTail
 from benchmarks.peers.turns import Figures, LoadFailed, Work, by_turns, rows_of, table
