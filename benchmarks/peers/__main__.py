@@ -1,10 +1,10 @@
 """Our broker beside Kafka, NATS JetStream, RabbitMQ streams, Redis streams and RocketMQ: the same, in turns.
 
     python -m benchmarks.peers [--kafka FOLDER] [--nats FILE] [--redis FILE] [--rabbitmq FILE]
-                               [--java FOLDER] [--only PART ...] [--page FILE]
+                               [--java FOLDER] [--java5 FOLDER] [--only PART ...] [--page FILE]
 
 FOLDER holds the jars of org.apache.kafka:kafka_2.13 and what it needs, or of org.apache.rocketmq:
-rocketmq-broker and rocketmq-namesrv 4.9.7 (Maven), the FILEs are nats-server (a Go module,
+rocketmq-broker and rocketmq-namesrv, 4.9.7 or 5.3.3 (Maven), the FILEs are nats-server (a Go module,
 github.com/nats-io/nats-server/v2), redis-server and rabbitmq-server (Debian's packages; the latter in
 /usr/lib/rabbitmq/bin). What is not given is left out. Parts:
 
@@ -53,7 +53,8 @@ from benchmarks.peers.turns import (
 
 FIRST_PORT = 27_100
 WORKS = (Work("256 in flight, each by itself", 256), Work("1024 in flight, 32 in a request", 1024, 32))
-ALONE = {"nats", "redis"}
+SAME_FILES = {"java, 5.3.3": "java5", "rabbitmq, quorum": "rabbitmq"}
+ALONE = {"nats", "redis", "rabbitmq, quorum"}
 """Whose protocols take one message a request."""
 SHARES = (0.1, 0.5, 0.8)
 """Of a broker's own rate, at which its latency is measured."""
@@ -98,7 +99,10 @@ def measured(durability: Durability, given: dict[str, str], options: argparse.Na
         )
         if durability is CACHE and options.backlog and "reads" in options.only:
             for server in servers:
-                most = median(one.rate for one in results[WORKS[0].name, server.kind])
+                rates = [one.rate for one in results.get((WORKS[0].name, server.kind), ())]
+                if not rates:  # it has failed before
+                    continue
+                most = median(rates)
                 for name, one in more_of(server, options, most):
                     tell(durability.name, name, server.kind, one)
                     results[name, server.kind] = [one]
@@ -110,8 +114,8 @@ def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    for name in ("kafka", "nats", "redis", "rabbitmq", "java"):
-        is_folder = name in {"kafka", "java"}
+    for name in ("kafka", "nats", "redis", "rabbitmq", "java", "java5"):
+        is_folder = name in {"kafka", "java", "java5"}
         parser.add_argument(f"--{name}", metavar="FOLDER" if is_folder else "FILE")
     parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS, help="parts; all if not given")
     parser.add_argument("--rounds", type=int, default=3)
@@ -130,8 +134,9 @@ def main() -> None:
     if options.realtime:
         os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))  # all that it starts has it, too
     given = {"rmq": "", "rmq, pure": "", "rmq, 2 processes": ""}
-    others = ("kafka", "nats", "redis", "rabbitmq", "java")
+    others = ("kafka", "nats", "redis", "rabbitmq", "java", "java5")
     given |= {name: getattr(options, name) for name in others if getattr(options, name)}
+    given |= {kind: given[name] for kind, name in SAME_FILES.items() if name in given}
     loads, rows = [os.getloadavg()[0]], []
     if {"sends", "reads"} & set(options.only):
         for durability in (CACHE, DISK):

@@ -39,6 +39,7 @@ CACHE = Durability(
         "redis": "appendonly, everysec: written to the file, synced each second; all of it in memory, too",
         "rabbitmq": "stream: written to the file, never synced by itself",
         "java": "RocketMQ 4.9.7, ASYNC_FLUSH: written to the file, synced within 0.5 s",
+        "java, 5.3.3": "RocketMQ 5.3.3, ASYNC_FLUSH: written to the file, synced within 0.5 s",
     },
 )
 DISK = Durability(
@@ -50,6 +51,8 @@ DISK = Durability(
         "nats": "sync_interval: always",
         "redis": "appendfsync always",
         "java": "RocketMQ 4.9.7, SYNC_FLUSH",
+        "java, 5.3.3": "RocketMQ 5.3.3, SYNC_FLUSH",
+        "rabbitmq, quorum": "quorum queue of one member: synced",
     },
 )
 
@@ -262,7 +265,15 @@ def rabbitmq(program: str, folder: str, port: int, durability: Durability) -> It
 
 
 @contextlib.contextmanager
-def java(jars: str, folder: str, port: int, durability: Durability) -> Iterator[Server]:
+def rabbitmq_quorum(program: str, folder: str, port: int, durability: Durability) -> Iterator[Server]:
+    """The same by its port for AMQP."""
+    with rabbitmq(program, folder, port, durability) as server:
+        wait_for(port + 2, server.kind, server.process)
+        yield attrs.evolve(server, kind="rabbitmq, quorum", port=port + 2)
+
+
+@contextlib.contextmanager
+def java(jars: str, folder: str, port: int, durability: Durability, kind: str) -> Iterator[Server]:
     """RocketMQ's broker with its name server, which runs on the core of the load."""
     with java_processes(jars, folder) as processes:
         processes.pin = "0"
@@ -271,7 +282,7 @@ def java(jars: str, folder: str, port: int, durability: Durability) -> Iterator[
         flush = "SYNC_FLUSH" if durability is DISK else "ASYNC_FLUSH"
         more = SETTINGS | {"flushDiskType": flush, "listenPort": str(port)}
         broker = processes.java_broker(names, pathlib.Path(folder, "0"), options=(), **more)
-        yield Server("java", port, broker.child)
+        yield Server(kind, port, broker.child)
 
 
 def java_processes(jars: str, folder: str) -> Processes:
@@ -288,7 +299,11 @@ def _made(
         return rmq_processes(kind, folder, port, 2)
     if kind.startswith("rmq"):
         return rmq(kind, folder, port, durability)
-    ways = {"kafka": kafka, "nats": nats, "redis": redis, "rabbitmq": rabbitmq, "java": java}
+    if kind == "rabbitmq, quorum":
+        return rabbitmq_quorum(where, folder, port, durability)
+    if kind.startswith("java"):
+        return java(where, folder, port, durability, kind)
+    ways = {"kafka": kafka, "nats": nats, "redis": redis, "rabbitmq": rabbitmq}
     return ways[kind](where, folder, port, durability)
 
 

@@ -16,7 +16,7 @@ from benchmarks.peers.servers import Durability, Server
 LOAD_CORE = "0"
 LOAD_SECONDS = 240.0
 """A load that is not ready or at its end by then has failed."""
-WIRE_OF = {"java": "rmq"}
+WIRE_OF = {"java": "rmq", "rabbitmq, quorum": "amqp"}
 """RocketMQ's brokers are asked as ours are."""
 
 
@@ -56,7 +56,7 @@ def run_load(server: Server, module: str, *arguments: object) -> Figures:
     """Run a load on a broker: a module of this package, with the broker's wire before the arguments."""
     name = server.kind.split(",")[0]
     command = ["taskset", "-c", LOAD_CORE, sys.executable, "-m", f"benchmarks.peers.{module}"]
-    command += [WIRE_OF.get(name, name), *map(str, arguments)]
+    command += [WIRE_OF.get(server.kind, WIRE_OF.get(name, name)), *map(str, arguments)]
     load = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         assert load.stdout is not None

@@ -24,6 +24,7 @@ from benchmarks.peers.turns import Figures, LoadFailed, Work, by_turns, rows_of,
 from benchmarks.peers.wires import (
     SHARES,
     WIRES,
+    Amqp,
     Histogram,
     Rmq,
     Wire,
@@ -228,6 +229,22 @@ def test_redis_tells_entries_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
         reader.taken(b"-ERR no")
 
 
+def amqp_frame(kind: int, method: int, arguments: bytes) -> bytes:
+    payload = struct.pack(">HH", kind, method) + arguments
+    return struct.pack(">BHI", 1, 0, len(payload)) + payload + b"\xce"
+
+
+def test_confirms_of_amqp_count_each_message_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    tune = struct.pack(">HIH", 0, 4096, 60)
+    methods = ((10, 10, b""), (10, 30, tune), (10, 41, b""), (20, 11, b""), (50, 11, b""), (85, 11, b""))
+    wire = Pair(Amqp, monkeypatch, *(amqp_frame(*method) for method in methods)).wire
+    acks = [amqp_frame(60, 80, struct.pack(">QB", *ack)) for ack in ((3, 0), (2, 1), (4, 1), (6, 0), (7, 1))]
+    assert [wire.answered(ack) for ack in acks] == [1, 2, 1, 1, 2]
+    assert wire.requests[0].endswith(wire.body + b"\xce")
+    with pytest.raises(ValueError, match="refused"):
+        wire.answered(amqp_frame(60, 120, b"refused"))
+
+
 @pytest.fixture
 def server() -> Iterator[Server]:
     with subprocess.Popen(["sleep", "60"]) as process:
@@ -270,7 +287,7 @@ def test_a_row_without_ours_has_no_ratio() -> None:
 def test_every_row_says_what_an_acknowledgement_means() -> None:
     for section in (CACHE, sets.REPLICATED, sets.SYNCED, crowd_rows.SECTION, disturbed.SECTION):
         assert all(section.words.values())
-    assert set(WIRES) == set(CROWDS) == set(TAILS) > set(SETS)
+    assert set(WIRES) - {"amqp"} == set(CROWDS) == set(TAILS) > set(SETS)
     given = {"rmq": "", "kafka": "k"}
     assert [kind for kind in sets.SYNCED.words if sets.is_given(kind, given)] == [
         "rmq, set of 3",
