@@ -251,9 +251,9 @@ class Host(Protocol):
         """The metrics as typed values, for monitoring; made on each call, all at once."""
 
     def metrics_in_slices(self, *, queues: bool = False) -> Generator[None, None, Sequence[Metric]]:
-        """As `metrics`, in slices for `rmq.remoting.loop.run_cooperatively`, which serves other connections
-        between slices: a broker may have 100,000 rows. `queues`: with a row for each queue beside the sums by
-        topic."""
+        """Same as `metrics`, in slices for `rmq.remoting.loop.run_cooperatively`, which serves other
+        connections between slices: a broker may have 100,000 rows. `queues`: with a row for each queue beside
+        the sums by topic."""
 
 
 class Plugin:
@@ -451,8 +451,8 @@ class Hooks:
         self._log_in(self.logins, peer, user, secret, signed)
 
     def authenticate_certificate(self, peer: Peer, name: str) -> None:
-        """As `authenticate`, by the name of a verified certificate. A broker that checks logins and has no
-        check of certificates refuses."""
+        """Same as `authenticate`, by the name of a verified certificate. A broker that checks logins and has
+        no check of certificates refuses."""
         if self.logins and not self.certificates:
             raise AccessDenied(remark="no plug-in of this broker takes certificates")
         self._log_in(self.certificates, peer, name)

@@ -19,7 +19,7 @@ def printable(text: str) -> str:
 
 
 def printable_lines(text: str) -> str:
-    """As `printable`, but line breaks and tabs stay."""
+    """Same as `printable`, but line breaks and tabs stay."""
     if text.isprintable():
         return text
     return "".join(letter if letter in KEPT else _escaped(letter) for letter in text)

@@ -147,6 +147,6 @@ class Unsubscribing(Link):
         engine.describe_subscription(link, topic)
 
     def on_end(self, *, is_closed: bool) -> None:
-        """As `Link.on_end`."""
+        """Same as `Link.on_end`."""
         if is_closed:
             end_group(self.connection, self._group)

@@ -39,11 +39,11 @@ class Browser(Link):
                 self._left.append((queue_id, first, end))
 
     def on_flow(self) -> None:
-        """As `Link.on_flow`."""
+        """Same as `Link.on_flow`."""
         self._pump()
 
     def resume(self) -> None:
-        """As `Link.resume`."""
+        """Same as `Link.resume`."""
         self._pump()
 
     def _pump(self) -> None:

@@ -103,7 +103,7 @@ class QueueChooser:
 
     @property
     def version(self) -> int:
-        """As `rmq.doors.Chooser.version`."""
+        """Same as `rmq.doors.Chooser.version`."""
         return self._owners.version
 
     @property

@@ -66,7 +66,7 @@ class QueueSubscription(Subscription):
         return True
 
     def end(self, *, is_closed: bool) -> None:
-        """As `Subscription.end`."""
+        """Same as `Subscription.end`."""
         assert self.chooser is not None
         self.chooser.end()
         self.connection.shared.end_owner(self.topic)
@@ -100,11 +100,11 @@ class TopicSubscription(Subscription):
         shared.use(group)
 
     def wants(self, message: StoredMessage) -> bool:
-        """As `Subscription.wants`."""
+        """Same as `Subscription.wants`."""
         return self.choice(message)
 
     def end(self, *, is_closed: bool) -> None:
-        """As `Subscription.end`."""
+        """Same as `Subscription.end`."""
         super().end(is_closed=is_closed)
         left = self.connection.shared.end_use(self.group)
         if not left and (is_closed or not self._is_durable):

@@ -205,14 +205,14 @@ class TemporaryConsumer(Link):
         return self._choice.is_all or self._choice(one.facts())
 
     def on_flow(self) -> None:
-        """As `Link.on_flow`."""
+        """Same as `Link.on_flow`."""
         self.pump()
         if not self.is_ended and engine.is_draining(self.pointer):
             engine.drained(self.pointer)
             self.connection.wake()
 
     def resume(self) -> None:
-        """As `Link.resume`."""
+        """Same as `Link.resume`."""
         self.pump()
 
     def pump(self) -> None:
@@ -280,7 +280,7 @@ class TemporaryConsumer(Link):
             transaction.received.append(Received("", "", "", end))
 
     def on_end(self, *, is_closed: bool) -> None:
-        """As `Link.on_end`."""
+        """Same as `Link.on_end`."""
         self._temporary.consumers.pop(self, None)
         if self._view is not None:
             self.line.views.pop(self._view, None)
@@ -295,7 +295,7 @@ class TemporaryConsumer(Link):
             self._temporary.pump()
 
     def on_lost(self) -> None:
-        """As `Link.on_lost`."""
+        """Same as `Link.on_lost`."""
         if self._temporary.kind == TOPIC:
             self.line.end()
 
@@ -308,6 +308,6 @@ class TemporaryLink(Producer):
         self._made = temporary
 
     def on_end(self, *, is_closed: bool) -> None:
-        """As `Link.on_end`."""
+        """Same as `Link.on_end`."""
         super().on_end(is_closed=is_closed)
         self._made.end()

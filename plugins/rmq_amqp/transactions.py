@@ -316,5 +316,5 @@ class Coordinator(Link):
             self.connection.wake()
 
     def on_end(self, *, is_closed: bool) -> None:
-        """As `Link.on_end`."""
+        """Same as `Link.on_end`."""
         self.connection.transactions.end()

@@ -138,7 +138,7 @@ _READERS: Final[dict[str, Callable[[str], Any]]] = {
 
 
 def or_text(letter: str, text: str) -> Any:
-    """As `from_text`; returns the text itself if it does not fit its type any longer."""
+    """Same as `from_text`; returns the text itself if it does not fit its type any longer."""
     try:
         return from_text(letter, text)
     except (ValueError, KeyError, OverflowError, Malformed):

@@ -75,11 +75,11 @@ class Session:
     # ---- calls ----
 
     def begins(self, call: Call) -> bool:
-        """As `rmq_grpc.calls.Service.begins`."""
+        """Same as `rmq_grpc.calls.Service.begins`."""
         return call.method in METHODS
 
     def handle(self, call: Call, message: bytes) -> None:
-        """As `rmq_grpc.calls.Service.handle`."""
+        """Same as `rmq_grpc.calls.Service.handle`."""
         method = METHODS[call.method]
         try:
             request = method.request.FromString(message)
@@ -112,7 +112,7 @@ class Session:
         return METHODS[call.method].answer(status=given)
 
     def half_closed(self, call: Call) -> None:
-        """As `rmq_grpc.calls.Service.half_closed`."""
+        """Same as `rmq_grpc.calls.Service.half_closed`."""
         if METHODS[call.method].name == "Telemetry":
             call.finish()
 

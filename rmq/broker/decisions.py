@@ -123,7 +123,7 @@ class Decisions:
         peer: Peer,
         on_done: OnWritten,
     ) -> None:
-        """As `rmq.doors.DoorHost.commit_transactions`. Raises ResponseError, StoreError."""
+        """Same as `rmq.doors.DoorHost.commit_transactions`. Raises ResponseError, StoreError."""
         if reason := self._role.refusal():
             raise for_code(ResponseCode.SERVICE_NOT_AVAILABLE, reason)
         places: list[tuple[int, int]] = []

@@ -82,7 +82,7 @@ class Stream(Protocol):
         """End the connection behind the bytes that were written."""
 
     def finish(self, reason: str) -> None:
-        """As `close`, after the door's goodbye."""
+        """Same as `close`, after the door's goodbye."""
 
 
 class DoorClient:
@@ -116,7 +116,7 @@ class DoorClient:
         self._broker.on_door_close(self._door, self)
 
     def another_client(self) -> Self:
-        """As `rmq.doors.DoorHost.another_client`."""
+        """Same as `rmq.doors.DoorHost.another_client`."""
         first = self._connection or self
         holders = self._broker.settings.holders_of(first)
         shares = self._broker.door_peers.clients
@@ -130,7 +130,7 @@ class DoorClient:
         return other
 
     def end_client(self) -> None:
-        """As `rmq.doors.DoorHost.end_client`."""
+        """Same as `rmq.doors.DoorHost.end_client`."""
         first = self._connection
         if first is not None and not self._is_ended:
             self._broker.door_peers.clients.give(first._others.pop(self))
@@ -283,16 +283,16 @@ class DoorClient:
 
     @property
     def has_accounts(self) -> bool:
-        """As `rmq.doors.DoorHost.has_accounts`."""
+        """Same as `rmq.doors.DoorHost.has_accounts`."""
         return self._broker.hooks.has_accounts
 
     def authenticate(self, user: str, secret: str, *, signed: bytes | None = None) -> None:
-        """As `rmq.doors.DoorHost.authenticate`."""
+        """Same as `rmq.doors.DoorHost.authenticate`."""
         self._broker.hooks.authenticate(self, user, secret, signed)
         self._stream.has_proved = True
 
     def authenticate_certificate(self) -> str:
-        """As `rmq.doors.DoorHost.authenticate_certificate`."""
+        """Same as `rmq.doors.DoorHost.authenticate_certificate`."""
         name = self._stream.certificate_name
         if not name:
             raise AccessDenied(remark="the connection has no client certificate with a common name")
@@ -301,16 +301,16 @@ class DoorClient:
         return name
 
     def may(self, action: str, name: str) -> bool:
-        """As `rmq.doors.DoorHost.may`."""
+        """Same as `rmq.doors.DoorHost.may`."""
         return self._broker.hooks.may(self, action, name)
 
     @property
     def holders(self) -> Holders:
-        """As `rmq.doors.DoorHost.holders`."""
+        """Same as `rmq.doors.DoorHost.holders`."""
         return self._broker.settings.holders_of(self)
 
     def leader(self) -> str | None:
-        """As `rmq.doors.DoorHost.leader`."""
+        """Same as `rmq.doors.DoorHost.leader`."""
         broker = self._broker
         if not broker.is_slave:
             return None
@@ -376,14 +376,14 @@ class DoorClient:
             self.defer(HEARTBEAT_SECONDS, self._renew)
 
     def turn(self, work: Callable[[], None]) -> None:
-        """As `rmq.doors.DoorHost.turn`."""
+        """Same as `rmq.doors.DoorHost.turn`."""
         if self._broker.door_peers.is_alone(self._connection or self):
             self._broker.steps.turn(work)
         else:
             work()
 
     def soon(self, call: Callable[[], None]) -> None:
-        """As `rmq.doors.DoorHost.soon`."""
+        """Same as `rmq.doors.DoorHost.soon`."""
         self._broker.steps.round_end.add(call, self._call_open)
 
     def _call_open(self, call: Callable[[], None]) -> None:
@@ -391,7 +391,7 @@ class DoorClient:
             self._call(call)
 
     def defer(self, seconds: float, call: Callable[[], None]) -> Callable[[], None]:
-        """As `rmq.doors.DoorHost.defer`."""
+        """Same as `rmq.doors.DoorHost.defer`."""
         holders = self._broker.settings.holders_of(self)
         return self._broker.deferrals.add(self, holders, seconds, call)
 

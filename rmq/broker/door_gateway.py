@@ -30,7 +30,7 @@ class LocalGateway:
         return name
 
     def topic(self, name: str, on_topic: OnTopic) -> None:
-        """As `rmq.gateway.Gateway.topic`."""
+        """Same as `rmq.gateway.Gateway.topic`."""
         view = self._host.topic(name)
         if view is None:
             on_topic(for_code(ResponseCode.TOPIC_NOT_EXIST, f"there is no topic {name} at this broker"))
@@ -38,11 +38,11 @@ class LocalGateway:
             on_topic([TopicAtBroker(self._broker_name, view)])
 
     def delivery_settings(self, group: str, on_settings: OnSettings) -> None:
-        """As `rmq.gateway.Gateway.delivery_settings`."""
+        """Same as `rmq.gateway.Gateway.delivery_settings`."""
         on_settings(self._host.delivery_settings(group))
 
     def send(self, message: Message, choose: Callable[[int], int] | None, on_sent: OnSent) -> None:
-        """As `rmq.gateway.Gateway.send`."""
+        """Same as `rmq.gateway.Gateway.send`."""
         host = self._host
         view = host.topic(message.topic) if choose is not None else None
         queue_id = None if choose is None or view is None else choose(view.write_queues)
@@ -61,17 +61,17 @@ class LocalGateway:
         host.append(message, done, queue_id=queue_id, holds=True)  # clients try again much sooner
 
     def produce(self, topic: str, client_id: str, on_check: OnCheck) -> None:
-        """As `rmq.gateway.Gateway.produce`."""
+        """Same as `rmq.gateway.Gateway.produce`."""
         self._host.produce(topic, client_id, on_check)
 
     def end_transaction(
         self, topic: str, transaction_id: str, message_id: str, commits: bool | None, on_done: OnEnded
     ) -> None:
-        """As `rmq.gateway.Gateway.end_transaction`."""
+        """Same as `rmq.gateway.Gateway.end_transaction`."""
         self._host.end_transaction(topic, transaction_id, message_id, commits, on_done)
 
     def recall(self, topic: str, handle: str, on_recalled: OnName) -> None:
-        """As `rmq.gateway.Gateway.recall`."""
+        """Same as `rmq.gateway.Gateway.recall`."""
         key = ""
 
         def done(outcome: Appended) -> None:
@@ -82,21 +82,21 @@ class LocalGateway:
     def join(
         self, group: str, client_id: str, subscriptions: Mapping[str, str], on_question: OnQuestion
     ) -> None:
-        """As `rmq.gateway.Gateway.join`."""
+        """Same as `rmq.gateway.Gateway.join`."""
         self._host.join(group, client_id, subscriptions, on_question=on_question)
 
     def receive(
         self, broker: str, request: TakeRequest, on_taken: OnReceived, seconds: float
     ) -> Callable[[], None]:
-        """As `rmq.gateway.Gateway.receive`."""
+        """Same as `rmq.gateway.Gateway.receive`."""
         return self._host.hold_take(request, on_taken, seconds)
 
     def acknowledge(self, group: str, topic: str, handles: Sequence[str], on_done: OnOutcomes) -> None:
-        """As `rmq.gateway.Gateway.acknowledge`."""
+        """Same as `rmq.gateway.Gateway.acknowledge`."""
         self._host.acknowledge(group, topic, handles, on_done)
 
     def extend(self, group: str, topic: str, handle: str, invisible_ms: int, on_extended: OnName) -> None:
-        """As `rmq.gateway.Gateway.extend`."""
+        """Same as `rmq.gateway.Gateway.extend`."""
         try:
             outcome: str | Exception = self._host.extend(group, topic, handle, invisible_ms)
         except AccessDenied:
@@ -106,9 +106,9 @@ class LocalGateway:
         on_extended(outcome)
 
     def release(self, group: str, topic: str, handles: Sequence[str]) -> None:
-        """As `rmq.gateway.Gateway.release`."""
+        """Same as `rmq.gateway.Gateway.release`."""
         self._host.nack(group, topic, handles, 0, counts=False)
 
     def dead_letter(self, group: str, topic: str, handles: Sequence[str], on_done: OnOutcomes) -> None:
-        """As `rmq.gateway.Gateway.dead_letter`."""
+        """Same as `rmq.gateway.Gateway.dead_letter`."""
         self._host.dead_letter(group, topic, handles, on_done)

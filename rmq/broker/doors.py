@@ -79,11 +79,11 @@ class DoorPeer(DoorClient):
     """The `rmq.doors.DoorHost` of one client of a connection."""
 
     def gateway(self) -> Gateway:
-        """As `rmq.gateway.GatewayHost.gateway`."""
+        """Same as `rmq.gateway.GatewayHost.gateway`."""
         return LocalGateway(self)
 
     def make_topic(self, name: str) -> TopicView:
-        """As `rmq.doors.DoorHost.make_topic`."""
+        """Same as `rmq.doors.DoorHost.make_topic`."""
         view = self.topic(name)
         if view is None:
             if not (self.may(PUBLISH, name) or self.may(SUBSCRIBE, name)):
@@ -103,7 +103,7 @@ class DoorPeer(DoorClient):
         queue_id: int | None = None,
         holds: bool = False,
     ) -> None:
-        """As `rmq.doors.DoorHost.append`."""
+        """Same as `rmq.doors.DoorHost.append`."""
         self._check(PUBLISH, message.topic)
         shares = self._broker.door_peers.sends
         shares.most = self.config.send_thread_pool_queue_capacity
@@ -153,7 +153,7 @@ class DoorPeer(DoorClient):
         return self._broker.quotas.consume_wait(self) if self._broker.hooks.quotas else 0.0
 
     def recall(self, topic: str, handle: str, on_done: OnAppended) -> str:
-        """As `rmq.doors.DoorHost.recall`."""
+        """Same as `rmq.doors.DoorHost.recall`."""
         self._check(PUBLISH, topic)
         broker, now = self._broker, self.now_ms()
         broker.append.look(now)
@@ -171,7 +171,7 @@ class DoorPeer(DoorClient):
         return unique_key
 
     def produce(self, group: str, client_id: str, on_check: OnCheck = lambda transaction: None) -> None:
-        """As `rmq.doors.DoorHost.produce`."""
+        """Same as `rmq.doors.DoorHost.produce`."""
         self._be_client(client_id)
         self._producing[group] = on_check
         try:
@@ -181,7 +181,7 @@ class DoorPeer(DoorClient):
             raise
 
     def stop_producing(self, group: str) -> None:
-        """As `rmq.doors.DoorHost.stop_producing`."""
+        """Same as `rmq.doors.DoorHost.stop_producing`."""
         if self._producing.pop(group, None) is not None:
             self._broker.clients.unregister(self, producer_group=group)
 
@@ -193,7 +193,7 @@ class DoorPeer(DoorClient):
         commits: bool | None,
         on_done: OnCommitted | None = None,
     ) -> None:
-        """As `rmq.doors.DoorHost.end_transaction`."""
+        """Same as `rmq.doors.DoorHost.end_transaction`."""
         decision = {None: 0, True: SYS_COMMIT, False: SYS_ROLLBACK}[commits]
         header = _end_of(group, transaction_id, message_id, decision)
         self._ask(RequestCode.END_TRANSACTION, header, on_done)
@@ -205,7 +205,7 @@ class DoorPeer(DoorClient):
         acknowledgements: Sequence[tuple[str, str, Sequence[str]]],
         on_done: OnCommitted,
     ) -> None:
-        """As `rmq.doors.DoorHost.commit_transactions`."""
+        """Same as `rmq.doors.DoorHost.commit_transactions`."""
         for one, _, _ in acknowledgements:
             self._check(JOIN, one)
         headers = [_end_of(group, name, key, SYS_COMMIT) for name, key in halves]
@@ -217,7 +217,7 @@ class DoorPeer(DoorClient):
         self._broker.decisions.commit(headers, acknowledgements, self, done)
 
     def read(self, request: ReadRequest) -> ReadResult:
-        """As `rmq.doors.DoorHost.read`."""
+        """Same as `rmq.doors.DoorHost.read`."""
         self._check(SUBSCRIBE, request.topic)
         self._check(JOIN, request.consumer_group)
         if self._quota_wait():
@@ -236,7 +236,7 @@ class DoorPeer(DoorClient):
         return ReadResult(messages, result.next_queue_offset, result.min_offset, result.max_offset)
 
     def hold(self, request: ReadRequest, on_result: OnRead, seconds: float) -> None:
-        """As `rmq.doors.DoorHost.hold`."""
+        """Same as `rmq.doors.DoorHost.hold`."""
         self._check(SUBSCRIBE, request.topic)
         self._check(JOIN, request.consumer_group)
         broker = self._broker
@@ -285,7 +285,7 @@ class DoorPeer(DoorClient):
         return ReadResult([], request.queue_offset, *self.bounds(request.topic, request.queue_id))
 
     def take(self, request: TakeRequest) -> list[TakenMessage]:
-        """As `rmq.doors.DoorHost.take`."""
+        """Same as `rmq.doors.DoorHost.take`."""
         self._check(SUBSCRIBE, request.topic)
         self._check(JOIN, request.consumer_group)
         if self._quota_wait():
@@ -293,7 +293,7 @@ class DoorPeer(DoorClient):
         return taken_messages(self._broker.deliveries.take(request, self), self.config.broker_name)
 
     def hold_take(self, request: TakeRequest, on_taken: OnTaken, seconds: float) -> Callable[[], None]:
-        """As `rmq.doors.DoorHost.hold_take`."""
+        """Same as `rmq.doors.DoorHost.hold_take`."""
         self._check(SUBSCRIBE, request.topic)
         self._check(JOIN, request.consumer_group)
         broker = self._broker
@@ -329,12 +329,12 @@ class DoorPeer(DoorClient):
         return lambda: ends[-1]()
 
     def acknowledge(self, group: str, topic: str, handles: Sequence[str], on_done: OnHandled) -> None:
-        """As `rmq.doors.DoorHost.acknowledge`."""
+        """Same as `rmq.doors.DoorHost.acknowledge`."""
         self._check(JOIN, group)
         self._broker.deliveries.acknowledge(group, topic, handles, partial(self._handled, on_done))
 
     def dead_letter(self, group: str, topic: str, handles: Sequence[str], on_done: OnHandled) -> None:
-        """As `rmq.doors.DoorHost.dead_letter`."""
+        """Same as `rmq.doors.DoorHost.dead_letter`."""
         self._check(JOIN, group)
         self._broker.deliveries.dead_letter(group, topic, handles, partial(self._handled, on_done))
 
@@ -343,7 +343,7 @@ class DoorPeer(DoorClient):
             self._call(on_done, outcomes)
 
     def extend(self, group: str, topic: str, handle: str, invisible_ms: int) -> str:
-        """As `rmq.doors.DoorHost.extend`."""
+        """Same as `rmq.doors.DoorHost.extend`."""
         self._check(JOIN, group)
         return self._broker.deliveries.extend(group, topic, handle, invisible_ms, self)
 
@@ -356,14 +356,14 @@ class DoorPeer(DoorClient):
         *,
         counts: bool = True,
     ) -> list[ResponseError | None]:
-        """As `rmq.doors.DoorHost.nack`."""
+        """Same as `rmq.doors.DoorHost.nack`."""
         self._check(JOIN, group)
         return self._broker.deliveries.nack(group, topic, handles, after_ms, counts=counts)
 
     def browse(
         self, group: str, topic: str, queue_id: int, offset: int, most: int = 32
     ) -> tuple[list[StoredMessage], int]:
-        """As `rmq.doors.DoorHost.browse`."""
+        """Same as `rmq.doors.DoorHost.browse`."""
         self._check(SUBSCRIBE, topic)
         self._check(JOIN, group)
         broker = self._broker
@@ -377,19 +377,19 @@ class DoorPeer(DoorClient):
         return messages, result.next_queue_offset
 
     def topics_of_group(self, group: str) -> list[str]:
-        """As `rmq.doors.DoorHost.topics_of_group`."""
+        """Same as `rmq.doors.DoorHost.topics_of_group`."""
         self._check(JOIN, group)
         return sorted(self._broker.offsets.topics_of(group))
 
     def end_group(self, group: str, on_done: OnCommitted | None = None) -> None:
-        """As `rmq.doors.DoorHost.end_group`."""
+        """Same as `rmq.doors.DoorHost.end_group`."""
         self._check(JOIN, group)
         self._broker.offsets.delete_group(group)  # now: the group may begin anew while the table is saved
         header = DeleteSubscriptionGroupRequestHeader(group, False)
         self._ask(RequestCode.DELETE_SUBSCRIPTIONGROUP, header, on_done)
 
     def delivery_settings(self, group: str) -> DeliverySettings:
-        """As `rmq.doors.DoorHost.delivery_settings`."""
+        """Same as `rmq.doors.DoorHost.delivery_settings`."""
         self._check(JOIN, group)
         deliveries = self._broker.deliveries
         attempts, policy = deliveries.policy(group)
@@ -400,7 +400,7 @@ class DoorPeer(DoorClient):
         return DeliverySettings(attempts, in_order, policy.delays_ms)
 
     def topic(self, name: str) -> TopicView | None:
-        """As `rmq.doors.DoorHost.topic`."""
+        """Same as `rmq.doors.DoorHost.topic`."""
         config = self._broker.topics.get(name)
         if config is None:
             return None
@@ -414,24 +414,24 @@ class DoorPeer(DoorClient):
         )
 
     def queues(self, topic: str) -> int:
-        """As `rmq.doors.DoorHost.queues`."""
+        """Same as `rmq.doors.DoorHost.queues`."""
         config = self._broker.topics.get(topic)
         return 0 if config is None else config.read_queue_nums
 
     def bounds(self, topic: str, queue_id: int) -> tuple[int, int]:
-        """As `rmq.doors.DoorHost.bounds`."""
+        """Same as `rmq.doors.DoorHost.bounds`."""
         store = self._broker.store
         return store.min_offset(topic, queue_id), store.max_offset(topic, queue_id)
 
     def position(self, group: str, topic: str, queue_id: int) -> int:
-        """As `rmq.doors.DoorHost.position`."""
+        """Same as `rmq.doors.DoorHost.position`."""
         self._check(JOIN, group)
         return self._broker.offsets.get(group, topic, queue_id)
 
     def commit(
         self, group: str, topic: str, queue_id: int, offset: int, on_done: OnCommitted | None = None
     ) -> None:
-        """As `rmq.doors.DoorHost.commit`."""
+        """Same as `rmq.doors.DoorHost.commit`."""
         self._check(SUBSCRIBE, topic)
         self._check(JOIN, group)
 
@@ -458,7 +458,7 @@ class DoorPeer(DoorClient):
         on_change: Callable[[str], None] = lambda group: None,
         on_question: OnQuestion | None = None,
     ) -> None:
-        """As `rmq.doors.DoorHost.join`."""
+        """Same as `rmq.doors.DoorHost.join`."""
         self._check(JOIN, group)
         for topic in subscriptions:
             self._check(SUBSCRIBE, topic)
@@ -487,18 +487,18 @@ class DoorPeer(DoorClient):
             raise
 
     def members(self, group: str) -> list[str]:
-        """As `rmq.doors.DoorHost.members`."""
+        """Same as `rmq.doors.DoorHost.members`."""
         return self._broker.clients.consumer_ids(group)
 
     def share(self, group: str, topic: str) -> list[int]:
-        """As `rmq.doors.DoorHost.share`."""
+        """Same as `rmq.doors.DoorHost.share`."""
         ids = sorted(self.members(group))
         if group not in self._joined or self._client_id not in ids:
             return []
         return list(average_share(self.queues(topic), len(ids), ids.index(self._client_id)))
 
     def leave(self, group: str) -> None:
-        """As `rmq.doors.DoorHost.leave`."""
+        """Same as `rmq.doors.DoorHost.leave`."""
         if self._joined.pop(group, None) is not None:
             self._broker.clients.unregister(self, consumer_group=group)
 

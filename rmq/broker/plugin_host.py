@@ -32,11 +32,12 @@ class BrokerMessages:
         return self._broker.registration.address
 
     def put(self, message: Message, on_done: OnAppended | None = None) -> None:
-        """As `rmq.plugin.Host.put`."""
+        """Same as `rmq.plugin.Host.put`."""
         self._broker.plugin_appends.now(message, on_done)
 
     def topic_of(self, physical_offset: int) -> str | None:
-        """As `rmq.plugin.Host.topic_of`: the real topic of a message that waits. Raises CorruptRecord."""
+        """Same as `rmq.plugin.Host.topic_of`: the real topic of a message that waits. Raises
+        CorruptRecord."""
         record = self._broker.store.confirmed(physical_offset)
         if record is None:
             return None

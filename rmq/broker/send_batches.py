@@ -98,7 +98,7 @@ class CompiledBroker(Broker):
         self.settings.derive(self._reset_lanes)
 
     def use_plugins(self, hooks: Hooks) -> None:
-        """As `Broker.use_plugins`."""
+        """Same as `Broker.use_plugins`."""
         super().use_plugins(hooks)
         self._reset_lanes()
 
@@ -117,7 +117,7 @@ class CompiledBroker(Broker):
         self._pull_lanes.reset(is_open, self.config.slave_read_enable)
 
     def handle(self, requests: list[Command], connection: Connection) -> int:
-        """As `Broker.handle`. A run that goes the long way is replaced by its commands in `requests`."""
+        """Same as `Broker.handle`. A run that goes the long way is replaced by its commands in `requests`."""
         if self._gathers:
             if len(requests) == 1 and requests[0].__class__ is self._run_class:
                 if self._gather(requests[0], connection):  # type: ignore[arg-type]
@@ -201,11 +201,11 @@ class CompiledBroker(Broker):
     # ---- a round of several connections ----
 
     def begin_round(self) -> None:
-        """As `Endpoint.begin_round`: short runs are gathered."""
+        """Same as `Endpoint.begin_round`: short runs are gathered."""
         self._gathers = True
 
     def end_round(self) -> None:
-        """As `Endpoint.end_round`."""
+        """Same as `Endpoint.end_round`."""
         self._gathers = False
         if self._gathered:
             self._commit_gathered()

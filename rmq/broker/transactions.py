@@ -144,7 +144,7 @@ class Transactions:
         self._next = 0  # queue offset of the first half message that is not settled
         self._ended: dict[int, int] = {}  # queue offset at or above it -> queue offset of its op message
         self._ops: deque[tuple[int, int]] = deque()  # (op's queue offset, half's queue offset), oldest first
-        # What the last op messages ended, and how: a decision, 0 when the op message does not tell.
+        # Half messages that the last op messages ended, and their decision; 0 if the op message has none.
         self._done: dict[int, int] = {}
         self._done_in_order: deque[int] = deque()  # the same, oldest first
         self._latest: dict[int, int] = {}  # an open one's first queue offset -> that of its newest copy
@@ -520,7 +520,7 @@ class Transactions:
     def _skip_decided(self, up_to: int) -> None:
         """Move the decided part of the queues on: to `up_to`, and over every ended message behind it. An
         uncommitted end may be rolled back and is not passed."""
-        # What a pass left behind may have ended, and been passed, since the pass came by it.
+        # Messages that a pass left behind may have ended, and been passed, since that pass.
         offset, ended, replaced = max(up_to, self._next), self._ended, self._replaced
         written = self._store.max_offset(TRANS_OP_HALF_TOPIC, 0)
         for passed in range(self._next, offset):

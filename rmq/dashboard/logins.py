@@ -110,7 +110,7 @@ class Logins:
         return Identity(name, role, "account", cluster, Credentials(name, secret))
 
     def by_link(self, token: str, address: str) -> Identity:
-        """Whoever has the link that was printed at the start. Raises LoginFailed, TooManyLogins."""
+        """The identity for the link that was printed at the start. Raises LoginFailed, TooManyLogins."""
         place = place_of_address(address)
         if self._limit.wait_seconds(place) > 0:
             raise TooManyLogins("too many failed logins: wait a minute")

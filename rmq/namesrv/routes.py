@@ -433,7 +433,7 @@ class RouteTable:
             del self._topics_of[broker_name]
             self._makers.pop(broker_name, None)
 
-    # What administrators change.
+    # Changes by administrators.
 
     def change_write_permission(self, broker_name: str, *, writable: bool) -> int:
         """Take or give the write permission of all topics of a broker; return the number of its topics."""

@@ -84,7 +84,7 @@ class Host(Protocol):
         """The peer, for its account."""
 
     def may(self, action: str, name: str) -> bool:
-        """As `rmq.doors.DoorHost.may`."""
+        """Same as `rmq.doors.DoorHost.may`."""
 
 
 class ClusterGateway:
@@ -100,7 +100,7 @@ class ClusterGateway:
 
     @property
     def mark(self) -> str:
-        """As `rmq.proxy.members.Owner.mark`."""
+        """Same as `rmq.proxy.members.Owner.mark`."""
         return self._cluster.mark(account_of(self._host.peer))
 
     def _check(self, action: str, name: str) -> None:
@@ -117,7 +117,7 @@ class ClusterGateway:
     # ---- topics and groups ----
 
     def topic(self, name: str, on_topic: OnTopic) -> None:
-        """As `rmq.gateway.Gateway.topic`."""
+        """Same as `rmq.gateway.Gateway.topic`."""
         self._cluster.check_room(name)
 
         async def work() -> None:
@@ -128,7 +128,7 @@ class ClusterGateway:
         self._start(work, on_topic)
 
     def delivery_settings(self, group: str, on_settings: OnSettings) -> None:
-        """As `rmq.gateway.Gateway.delivery_settings`."""
+        """Same as `rmq.gateway.Gateway.delivery_settings`."""
         self._check(JOIN, group)
 
         async def work() -> None:
@@ -141,7 +141,7 @@ class ClusterGateway:
     def join(
         self, group: str, client_id: str, subscriptions: Mapping[str, str], on_question: OnQuestion
     ) -> None:
-        """As `rmq.gateway.Gateway.join`."""
+        """Same as `rmq.gateway.Gateway.join`."""
         self._check(JOIN, group)
         for topic in subscriptions:
             self._check(SUBSCRIBE, topic)
@@ -157,7 +157,7 @@ class ClusterGateway:
     # ---- sending ----
 
     def produce(self, topic: str, client_id: str, on_check: OnCheck) -> None:
-        """As `rmq.gateway.Gateway.produce`."""
+        """Same as `rmq.gateway.Gateway.produce`."""
         self._check(PUBLISH, topic)
         if len(self._producing) >= TOPICS_OF_A_CLIENT:
             remark = f"a client sends to {TOPICS_OF_A_CLIENT} topics at most"
@@ -168,7 +168,7 @@ class ClusterGateway:
         producer.add(self, on_check)
 
     def send(self, message: Message, choose: Callable[[int], int] | None, on_sent: OnSent) -> None:
-        """As `rmq.gateway.Gateway.send`."""
+        """Same as `rmq.gateway.Gateway.send`."""
         self._check(PUBLISH, message.topic)
         cluster, session = self._cluster, self._cluster.session
         cluster.check_room(message.topic)
@@ -209,7 +209,7 @@ class ClusterGateway:
     def end_transaction(
         self, topic: str, transaction_id: str, message_id: str, commits: bool | None, on_done: OnEnded
     ) -> None:
-        """As `rmq.gateway.Gateway.end_transaction`."""
+        """Same as `rmq.gateway.Gateway.end_transaction`."""
         self._check(PUBLISH, topic)
         try:
             place, queue_offset, mark, broker = transaction_id.split(".", 3)
@@ -233,7 +233,7 @@ class ClusterGateway:
         self._start(work, on_done)
 
     def recall(self, topic: str, handle: str, on_recalled: OnName) -> None:
-        """As `rmq.gateway.Gateway.recall`."""
+        """Same as `rmq.gateway.Gateway.recall`."""
         self._check(PUBLISH, topic)
         try:
             place = RecallHandle.parse(handle)
@@ -268,7 +268,7 @@ class ClusterGateway:
     def receive(
         self, broker: str, request: TakeRequest, on_taken: OnReceived, seconds: float
     ) -> Callable[[], None]:
-        """As `rmq.gateway.Gateway.receive`."""
+        """Same as `rmq.gateway.Gateway.receive`."""
         group, topic = request.consumer_group, request.topic
         self._check(SUBSCRIBE, topic)
         self._check(JOIN, group)
@@ -313,7 +313,7 @@ class ClusterGateway:
             handles[one.handle] = group, topic, now + invisible_ms / 1000
 
     def acknowledge(self, group: str, topic: str, handles: Sequence[str], on_done: OnOutcomes) -> None:
-        """As `rmq.gateway.Gateway.acknowledge`."""
+        """Same as `rmq.gateway.Gateway.acknowledge`."""
         self._check(JOIN, group)
         for handle in handles:
             self._handles.pop(handle, None)
@@ -326,7 +326,7 @@ class ClusterGateway:
         self._start(work, lambda error: on_done([error] * len(handles)))
 
     def extend(self, group: str, topic: str, handle: str, invisible_ms: int, on_extended: OnName) -> None:
-        """As `rmq.gateway.Gateway.extend`."""
+        """Same as `rmq.gateway.Gateway.extend`."""
         self._check(JOIN, group)
         self._handles.pop(handle, None)
 
@@ -341,7 +341,7 @@ class ClusterGateway:
         self._start(work, on_extended)
 
     def release(self, group: str, topic: str, handles: Sequence[str]) -> None:
-        """As `rmq.gateway.Gateway.release`."""
+        """Same as `rmq.gateway.Gateway.release`."""
         self._check(JOIN, group)
         for handle in handles:
             self._handles.pop(handle, None)
@@ -355,7 +355,7 @@ class ClusterGateway:
                 continue
 
     def dead_letter(self, group: str, topic: str, handles: Sequence[str], on_done: OnOutcomes) -> None:
-        """As `rmq.gateway.Gateway.dead_letter`."""
+        """Same as `rmq.gateway.Gateway.dead_letter`."""
         self._check(JOIN, group)
         for handle in handles:
             self._handles.pop(handle, None)

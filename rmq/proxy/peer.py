@@ -58,11 +58,11 @@ class ProxyPeer(ServerDoorPeer):
         """None: a proxy takes messages for all masters. See `rmq.doors.DoorHost.leader`."""
 
     def gateway(self) -> ClusterGateway:
-        """As `rmq.gateway.GatewayHost.gateway`."""
+        """Same as `rmq.gateway.GatewayHost.gateway`."""
         return self._gateway
 
     def another_client(self) -> Self:
-        """As `rmq.doors.DoorHost.another_client`."""
+        """Same as `rmq.doors.DoorHost.another_client`."""
         first = self._first or self
         holders, shares = first.holders, self._cluster.clients
         if full := shares.full(holders):
@@ -74,7 +74,7 @@ class ProxyPeer(ServerDoorPeer):
         return other
 
     def end_client(self) -> None:
-        """As `rmq.doors.DoorHost.end_client`."""
+        """Same as `rmq.doors.DoorHost.end_client`."""
         if self._first is not None and not self._is_ended:
             self._cluster.clients.give(self._first._others.pop(self))
             self.closed()

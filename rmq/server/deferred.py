@@ -285,8 +285,8 @@ class DeferredSaves:
     def save(
         self, write: Callable[[], T], then: Callable[[T], None], fail: Callable[[Exception], None]
     ) -> None:
-        """As `answer`, without a request: `fail` gets the error of either. Raises ResponseError when too many
-        wait."""
+        """Same as `answer`, without a request: `fail` gets the error of either. Raises ResponseError when too
+        many wait."""
         one = Waiting(write, then, fail)
         if self._on_pending is not None:
             self._wait(one, NOBODY)

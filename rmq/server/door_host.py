@@ -69,25 +69,25 @@ class ServerDoorPeer:
 
     @property
     def has_accounts(self) -> bool:
-        """As `rmq.doors.DoorHost.has_accounts`."""
+        """Same as `rmq.doors.DoorHost.has_accounts`."""
         return self._server.hooks().has_accounts
 
     def authenticate(self, user: str, secret: str, *, signed: bytes | None = None) -> None:
-        """As `rmq.doors.DoorHost.authenticate`."""
+        """Same as `rmq.doors.DoorHost.authenticate`."""
         self._server.hooks().authenticate(self, user, secret, signed)
         self._stream.has_proved = True
 
     def may(self, action: str, name: str) -> bool:
-        """As `rmq.doors.DoorHost.may`."""
+        """Same as `rmq.doors.DoorHost.may`."""
         return self._server.hooks().may(self, action, name)
 
     def defer(self, seconds: float, call: Callable[[], None]) -> Callable[[], None]:
-        """As `rmq.doors.DoorHost.defer`."""
+        """Same as `rmq.doors.DoorHost.defer`."""
         self._stream.has_proved = True
         return self._server.calls.add(self, self._server.holders_of(self), seconds, call)
 
     def turn(self, work: Callable[[], None]) -> None:
-        """As `rmq.doors.DoorHost.turn`."""
+        """Same as `rmq.doors.DoorHost.turn`."""
         work()
 
     def soon(self, call: Callable[[], None]) -> None:

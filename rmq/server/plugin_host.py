@@ -33,7 +33,7 @@ class MetricsInSlices(Protocol):
     """Makes the metrics of a server."""
 
     def __call__(self, *, queues: bool = False) -> Generator[None, None, Sequence[Metric]]:
-        """As `rmq.plugin.Host.metrics_in_slices`."""
+        """Same as `rmq.plugin.Host.metrics_in_slices`."""
 
 
 def at_once(make: Callable[[], Sequence[Metric]]) -> MetricsInSlices:
@@ -54,16 +54,16 @@ class Messages(Protocol):
         """The address that clients get."""
 
     def put(self, message: Message, on_done: OnAppended | None = None) -> None:
-        """As `rmq.plugin.Host.put`."""
+        """Same as `rmq.plugin.Host.put`."""
 
     def topic_of(self, physical_offset: int) -> str | None:
-        """As `rmq.plugin.Host.topic_of`."""
+        """Same as `rmq.plugin.Host.topic_of`."""
 
     def shared_changed(self) -> None:
-        """As `rmq.plugin.Host.shared_changed`."""
+        """Same as `rmq.plugin.Host.shared_changed`."""
 
     def stats(self) -> Mapping[str, str]:
-        """As `rmq.plugin.Host.stats`."""
+        """Same as `rmq.plugin.Host.stats`."""
 
 
 class NoMessages:
@@ -122,17 +122,17 @@ class PluginHost:
     def answer_saved(
         self, request: Command, peer: Peer, write: Callable[[], T], then: Callable[[T], Command]
     ) -> Command | None:
-        """As `rmq.plugin.Host.answer_saved`."""
+        """Same as `rmq.plugin.Host.answer_saved`."""
         return self._server.deferred_saves.answer(request, peer, write, then)
 
     def save(
         self, write: Callable[[], T], then: Callable[[T], None], fail: Callable[[Exception], None]
     ) -> None:
-        """As `rmq.plugin.Host.save`."""
+        """Same as `rmq.plugin.Host.save`."""
         self._server.deferred_saves.save(write, then, fail)
 
     def metrics(self) -> Sequence[Metric]:
-        """As `rmq.plugin.Host.metrics`."""
+        """Same as `rmq.plugin.Host.metrics`."""
         slices = self.metrics_in_slices()
         while True:
             try:

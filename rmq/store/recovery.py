@@ -149,8 +149,8 @@ class Recoverer:
             self._rebuild_short(end)
         if not clean:
             self.queues.cut_files(self.progress)
-            # What a killed process wrote is in the page cache only, and if its sync had failed, no other one
-            # takes it from there. From here on it counts as synced.
+            # The writes of a killed process are in the page cache only, and after a failed sync no later sync
+            # writes them to the disk. From now on they count as synced.
             if self._unsynced_from is not None:
                 self.commit_log.write_again(min(self._unsynced_from, end), end, progress=self.progress)
             self.commit_log.segments.sync(start, end, progress=self.progress)

@@ -52,12 +52,12 @@ class StoreSync:
             if self._unvouched:
                 return
             try:
-                # Each says up to when all was written before its sync began. The checkpoint takes these, not
-                # the time of the last record: a unit that came meanwhile is not on the medium.
+                # Each sync returns the time up to which all was written before it began. The checkpoint takes
+                # these times, not that of the last record: a unit that came later is not on the medium.
                 written = self._queues.sync()
                 index_ms = self._index.sync()
             except StoreError:
-                # What the kernel held back may be lost, and the next sync would not say so.
+                # Pages that the kernel has not written may be lost, and the next sync would not report that.
                 self._unvouched = True
                 raise
             checkpoint = self._checkpoint

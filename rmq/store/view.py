@@ -202,7 +202,7 @@ class StoreView:
         return None if queue is None else queue.cut_at
 
     def readable_end(self, topic: str, queue_id: int, reach: int) -> int:
-        """As `max_offset`, of the messages that end before the physical offset `reach`."""
+        """Same as `max_offset`, of the messages that end before the physical offset `reach`."""
         queue = self._queues.table.get((topic, queue_id))
         return 0 if queue is None else readable_end(queue, reach)
 

@@ -347,7 +347,7 @@ class ConsumeProgress:
             for part in _shown(queues, topic.read_queue_nums, is_left):
                 values = []
                 for queue_id in part:
-                    # What has been deleted is nobody's to consume any more.
+                    # Deleted messages do not count as backlog.
                     offset = max(0, offsets.get(queue_id, 0), self._store.min_offset(name, queue_id))
                     end = max(0, self._store.max_offset(name, queue_id))
                     time_ms = self._store.message_time(name, queue_id, offset - 1) if offset else 0

@@ -36,7 +36,7 @@ CHANGES_MAX: Final = 2_000
 """Changes that may wait to be saved."""
 
 WhenReplicated = Callable[[str, "Changes", "Holding", "OnReplicated"], bool]
-"""As `versioned.WhenReplicated`, of the table of a name."""
+"""Same as `versioned.WhenReplicated`, of the table of a name."""
 
 
 @frozen
@@ -109,7 +109,7 @@ class PendingChanges:
         return response_when(wait, self._files.versioned[name].changes, request, connection, response)
 
     def later(self, name: str, undo: Callable[[], None] | None, then: Callable[[], None]) -> None:
-        """As `answer`, for a change without a request."""
+        """Same as `answer`, for a change without a request."""
         self._add(name, None, undo, then)
 
     def _add(

@@ -171,8 +171,8 @@ class FilterTable:
         return self._table.get(topic, {}).get(group)
 
     def usable(self, topic: str, group: str, peer: str | None = None) -> Filter | None:
-        """As `get`, compiled on demand; None also for a filter that cannot be compiled, which is removed.
-        Raises ResponseError when the address of the `peer` has had too many filters compiled."""
+        """Same as `get`, compiled on demand; None also for a filter that cannot be compiled, which is
+        removed. Raises ResponseError when the address of the `peer` has had too many filters compiled."""
         known = self.get(topic, group)
         if known is None or known.is_compiled:
             return known

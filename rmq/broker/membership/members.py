@@ -74,7 +74,7 @@ class MemberConnection(Protocol):
         """End the connection, soon."""
 
     def finish(self, reason: str) -> None:
-        """As `close`; the peer sees the end right behind the last byte."""
+        """Same as `close`; the peer sees the end right behind the last byte."""
 
     def reset_on_close(self) -> None:
         """Show the peer a broken connection when this one is closed."""

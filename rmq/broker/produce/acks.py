@@ -244,7 +244,7 @@ class Acknowledgement:
         connection.flush()  # the books that follow are ours
 
     def run_committed(self, connection: Connection, run: SendRun) -> None:
-        """As `committed`, for a run; batches have runs only, or none."""
+        """Same as `committed`, for a run; batches have runs only, or none."""
         if self._waits_for_more:
             self._park(connection, run)
         else:

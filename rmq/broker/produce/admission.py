@@ -32,11 +32,11 @@ LOOK_MS: Final = 100
 
 COUNT_SECONDS: Final = 0.05
 COUNT_PARTS: Final = 64
-"""How often the sends that wait are counted by senders while there are too many: after so long, or when they
-are more, or less, by one of so many parts of all that may wait."""
+"""While too many sends wait, senders count them again after COUNT_SECONDS, or when their number has changed
+by one of COUNT_PARTS parts of the limit."""
 
 LONG_ROUNDS: Final = 2
-"""After so many long rounds of the event loop in a row sends are refused."""
+"""Long rounds of the event loop in a row after which sends are refused."""
 
 
 _BUSY: Final = int(ResponseCode.SYSTEM_BUSY)

@@ -233,7 +233,7 @@ class IdempotentSends:
         header = request.read(SendMessageRequestHeader)
         pieces = Pieces.of(request.body)
         asked = _asked(request, header, len(pieces.edges) - 1, account_of(connection))
-        # What earlier requests have put can be read then, and the same batch may be among it.
+        # After the commit the messages of earlier requests can be read: they may include the same batch.
         self._commit_pending()
         self._read_log(now - keep_ms)
         self.table.expire(now - keep_ms)

@@ -79,7 +79,7 @@ class Answers:
         self._batch_template = (_TEMPLATE % (*constants, "%b")).encode()
         fields = _field("TRACE_ON", self._trace_on) + _field("MSG_REGION", region)
         self._binary_fields = fields + _field("msgId", prefix + 16 * "0")[:-16]
-        # What stands between the four numbers; "%%" is a "%" of the region's.
+        # The texts between the four numbers; "%%" is a "%" in the region's name.
         marked = self._template.replace(b"%%", b"\0").replace(b"%016X", b"%d")
         self._parts = tuple([part.replace(b"\0", b"%") for part in marked.split(b"%d")])
         self._binary_size = len(self._binary_fields + 16 * b"0" + _QUEUE_ID + _QUEUE_OFFSET) + 8

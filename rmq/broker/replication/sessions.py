@@ -301,7 +301,7 @@ class MasterSession:
             return
         elif not 0 <= offset <= self._next:
             raise RemoteProtocolError(f"the slave acknowledges {offset}, but only {self._next} was sent")
-        # What a slave has reported it has kept: a report that comes late takes nothing back.
+        # A slave keeps the bytes that it has reported: a late report takes nothing back.
         self.acknowledged = max(self.acknowledged, offset)
         assert self.acknowledged <= self._next, (self.acknowledged, self._next)
 
@@ -328,7 +328,7 @@ class MasterSession:
         low, high = self._store.min_physical_offset, self._store.max_physical_offset
         if not 0 <= offset <= high:
             raise RemoteProtocolError(f"the slave's log reaches {offset}, ours only {high}: it must be cut")
-        # As RocketMQ's master does: an empty slave gets the log from the start of its last file.
+        # Like RocketMQ's master: an empty slave gets the log from the start of its last file.
         if offset == 0 and not self._is_ours:
             offset = high - high % self._store.config.mapped_file_size_commit_log
         if offset < low:
@@ -473,8 +473,8 @@ class SlaveSession:
 
     def report(self, now: float) -> bytes:
         """The report to send: at once after the log has grown, else every heartbeat."""
-        # What is reported the master counts as safe here, and answers producers: with SYNC_FLUSH that is what
-        # is on our disk, not what has come.
+        # The master counts reported bytes as safe on this slave, and answers producers: with SYNC_FLUSH only
+        # bytes on our disk are reported, not all received bytes.
         reach = self._safe()
         rows = b"".join([REPORT.pack(NOTE - 1 - number) for number in self._rows()])
         if self.reported >= 0 and (text := self._waiting()):

@@ -445,7 +445,7 @@ class TableReceiver:
         run_to_end(self.copying(name, text))
 
     def copying(self, name: str, text: bytes) -> Slices[None]:
-        """As `copy`, in slices; ends when the master begins to send by the link, which is newer."""
+        """Same as `copy`, in slices; ends when the master begins to send by the link, which is newer."""
         work = self._files.copying(name, text)
         try:
             while not (self.is_fed and name in self.tables):

@@ -144,7 +144,8 @@ async def run(
     lock = (disk or RealDisk()).lock(f"{folder}/controller.lock")
     try:
         if network is None:
-            # Who cannot listen, as a slave or as a master, must not become a replica that nobody can reach.
+            # A broker that cannot listen, as slave or as master, must not become a replica without
+            # connections.
             role = BrokerRole.SYNC_MASTER
             as_master = evolve(store_config, broker_role=role, durability=Durability.replicated)
             await (await open_ports(wire, config, as_master)).aclose()
@@ -376,7 +377,7 @@ class FailoverService:
             if broker is not None:
                 self._locks = broker.locks.held()
                 manager.closed(broker.store.flushed_offset)
-                # What was changed while it ran holds on.
+                # Settings that were changed while the broker ran stay changed.
                 self._config = evolve(broker.settings.broker, broker_id=self._config.broker_id)
                 self._store_config = broker.settings.store
         return addresses
@@ -391,7 +392,7 @@ class FailoverService:
             store.flush()
             if manager.is_elected and manager.epoch == epoch:
                 manager.lead(store.max_physical_offset, start=store.min_physical_offset)
-            # As a slave it may have told name servers this version, and they take no topics of slaves.
+            # As a slave the broker may have sent name servers this version; they accept no topics of slaves.
             broker.topics.renew()
             broker.locks.take_over(self._locks)
         else:
@@ -572,8 +573,8 @@ class FailoverService:
             self._leader = error.leader or self._next()
             raise
         except RequestTimeout:
-            # What silenced this connection may have silenced all of them. Over new connections a controller
-            # answers before the lease ends.
+            # All connections may be silent for the same reason. Over new connections a controller answers
+            # before the lease ends.
             for address in {self._leader, *self._addresses}:
                 self._pool.close(address)
             self._leader = self._next()

@@ -431,7 +431,7 @@ class Follower:
         return await self._align_records(stream, greeting)
 
     async def _align_epochs(self, stream: Stream, greeting: MasterLog | None, manager: ReplicaManager) -> int:
-        """As `_align`, in a controlled set: the epochs show up to where the logs are equal."""
+        """Same as `_align`, in a controlled set: the epochs show up to where the logs are equal."""
         store, state = self._broker.store, self._broker.replica
         if greeting is None or greeting.epoch != manager.epoch or manager.is_elected:
             raise RemoteProtocolError(f"it does not lead epoch {manager.epoch}")

@@ -174,7 +174,7 @@ class TableFiles:
         return run_to_end(self.copying(name, data))
 
     def copying(self, name: str, data: bytes) -> Slices[bool]:
-        """As `copy`, in slices."""
+        """Same as `copy`, in slices."""
         changed = yield from self._copying(name, data)
         self.restored(name)
         return changed

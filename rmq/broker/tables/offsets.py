@@ -454,7 +454,7 @@ class Offsets:
         return list(self._table)
 
     def text_of(self, names: Collection[str]) -> bytes:
-        """As `to_json`, with the existing rows of these names."""
+        """Same as `to_json`, with the existing rows of these names."""
         return run_to_end(encode_offsets({name: self._table[name] for name in names if name in self._table}))
 
     def missing(self, names: Collection[str]) -> list[str]:
@@ -468,7 +468,7 @@ class Offsets:
     def apply_delta(self, rows: _Table, version: None, deleted: Collection[str] | None) -> bool:
         """A slave's: apply the master's `rows` and delete `deleted` (None: all other rows). Return whether
         the table changed."""
-        # How far transactions are is told with the log: a row that comes before it would be ahead of it.
+        # The progress of transactions comes with the log: a row that came earlier would be ahead of the log.
         if deleted is None:
             deleted = self._table.keys() - rows.keys()
         removed = [name for name in deleted if name in self._table and name not in _OF_TRANSACTIONS]

@@ -428,7 +428,7 @@ class Topics(VersionedTable[TopicConfig]):
         self.remember_end(topic, end)
 
     def remember_end(self, topic: str, end: int) -> None:
-        """As `ended`, of a slave: its deletions are its master's."""
+        """Same as `ended`, of a slave: its deletions are its master's."""
         creation = self._leaving.pop(topic, None)
         end = max(end, self._ends.pop(topic, 0), 0 if creation is None else creation.earlier_end)
         if end:

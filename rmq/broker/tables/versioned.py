@@ -260,7 +260,7 @@ class VersionedTable(ABC, Generic[Row]):
         return list(self.table)
 
     def text_of(self, names: Collection[str]) -> bytes:
-        """As `to_json`, with the existing rows of these names."""
+        """Same as `to_json`, with the existing rows of these names."""
         return self._body({name: self.table[name] for name in names if name in self.table}).to_json()
 
     def missing(self, names: Collection[str]) -> list[str]:
@@ -302,7 +302,7 @@ class VersionedTable(ABC, Generic[Row]):
         return self._body({})
 
     def text(self) -> Slices[bytes]:
-        """As `to_json`, in slices; the table as it is now."""
+        """Same as `to_json`, in slices; the table as it is now."""
         return self._text.slices(self._file_body(), self.table)
 
     def to_json(self) -> bytes:

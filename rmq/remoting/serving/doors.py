@@ -77,7 +77,7 @@ class DoorConnection:
     # ---- reading ----
 
     async def receive(self, most: int = 65_536) -> bytes:
-        """As `rmq.doors.DoorStream.receive`."""
+        """Same as `rmq.doors.DoorStream.receive`."""
         if not self._received:
             await self._fill(most)
         else:
@@ -85,7 +85,7 @@ class DoorConnection:
         return self._taken(min(most, len(self._received)), 0)
 
     async def receive_exactly(self, count: int) -> bytes:
-        """As `rmq.doors.DoorStream.receive_exactly`."""
+        """Same as `rmq.doors.DoorStream.receive_exactly`."""
         if count > self._limits.frame_bytes:
             raise RemoteProtocolError(f"{count} bytes at once are more than {self._limits.frame_bytes}")
         while len(self._received) < count:
@@ -95,7 +95,7 @@ class DoorConnection:
         return self._taken(count, 0)
 
     async def receive_until(self, separator: bytes, most: int) -> bytes | None:
-        """As `rmq.doors.DoorStream.receive_until`."""
+        """Same as `rmq.doors.DoorStream.receive_until`."""
         looked = 0
         while (at := self._received.find(separator, looked)) < 0:
             looked = max(0, len(self._received) - len(separator) + 1)
@@ -134,7 +134,7 @@ class DoorConnection:
     # ---- writing ----
 
     def write(self, data: bytes) -> None:
-        """As `rmq.doors.DoorStream.write`."""
+        """Same as `rmq.doors.DoorStream.write`."""
         if self.is_closed or not data:
             return
         if not self._unsent:
@@ -148,7 +148,7 @@ class DoorConnection:
         self._account()
 
     def send(self, data: bytes) -> None:
-        """As `rmq.doors.DoorStream.send`."""
+        """Same as `rmq.doors.DoorStream.send`."""
         if self._unsent or not self._stream.sends_now or self.is_closed or not data:
             self.write(data)
             return
@@ -162,14 +162,14 @@ class DoorConnection:
             self.write(data[sent:])
 
     async def drain(self) -> None:
-        """As `rmq.doors.DoorStream.drain`."""
+        """Same as `rmq.doors.DoorStream.drain`."""
         while self._unsent > self._limits.pause_bytes and not self.is_closed:
             if self._room.is_set():  # another task of the door may wait, too
                 self._room = anyio.Event()
             await self._room.wait()
 
     def hold(self, count: int, since: float | None = None) -> None:
-        """As `rmq.doors.DoorStream.hold`."""
+        """Same as `rmq.doors.DoorStream.hold`."""
         if self.is_closed:
             return
         if not count:
@@ -203,7 +203,7 @@ class DoorConnection:
     # ---- the end ----
 
     def close(self, reason: str = "closed by this side") -> None:
-        """As `rmq.doors.DoorStream.close`."""
+        """Same as `rmq.doors.DoorStream.close`."""
         if not self.is_closed:
             self.is_closed, self.reason = True, reason
             self._room.set()

@@ -293,7 +293,7 @@ class RealSegment:
         return self._view
 
     def send_to(self, descriptor: int, at: int, size: int) -> int:
-        """As `FileMap.send_to`, for the bytes at a place of the file."""
+        """Same as `FileMap.send_to`, for the bytes at a place of the file."""
         with self._guard:  # another thread may close the file, and its descriptor become another file's
             if self._fd < 0:
                 return -1
