@@ -1541,52 +1541,105 @@ cdef struct Range:
     int64_t start, stop
 
 
-def choose(units, int64_t log_start, int64_t log_end, int64_t old, tuple most, tuple most_old, matches):
-    """Same as `rmq.store.reader.choose`."""
-    cdef Py_buffer buffer
-    cdef const char* p
-    cdef const char* end
-    cdef int64_t most_count = most[0], most_bytes = most[1], old_count = most_old[0], old_bytes = most_old[1]
-    cdef int64_t physical = 0, size, count = 0, total = 0, looked = 0, start = -1, stop = -1
-    cdef int status = NO_MATCH
-    cdef bint is_old
-    ranges = []
-    PyObject_GetBuffer(units, &buffer, PyBUF_SIMPLE)
-    try:
-        p = <const char*>buffer.buf
-        end = p + buffer.len - buffer.len % 20
-        while p < end:
+cdef struct Limits:  # how many messages a pull gets, and how many of them from before the position `old`
+    int64_t count, size, old_count, old_size, old
+
+
+cdef class Choice:
+    """The messages that a pull gets of a queue's units: `found` messages of `total` bytes, in `ranges` of the log.
+    `looked` units were looked at, `last` is the position of the last of them."""
+
+    cdef Range* ranges
+    cdef Py_ssize_t range_count, range_room
+    cdef int64_t found, total, looked, last
+    cdef int status
+
+    def __dealloc__(self):
+        PyMem_Free(self.ranges)
+
+    cdef int choose(
+        self,
+        const char* p,
+        int64_t count,
+        int64_t log_start,
+        int64_t log_end,
+        Limits limits,
+        const int64_t* codes,
+        Py_ssize_t code_count,
+        matches,
+    ) except -1:
+        """Choose from `count` units those whose code is one of `code_count` sorted codes; with a negative count those
+        that `matches`, and without it all."""
+        cdef int64_t physical = 0, size, found = 0, total = 0, looked = 0, start = -1, stop = -1
+        cdef int64_t old = limits.old, most = limits.count, most_old = limits.old_count
+        cdef bint is_old, is_filtered = code_count >= 0 or matches is not None
+        cdef int status = NO_MATCH
+        self.range_count = 0
+        while looked < count:
             physical = <int64_t>get64(p)
             size = <int32_t>get32(p + 8)
-            if count:
+            if found:
                 is_old = physical < old
-                if count >= (old_count if is_old else most_count):
+                if found >= (most_old if is_old else most):
                     break
-                if size > (old_bytes if is_old else most_bytes) - total:
+                if size > (limits.old_size if is_old else limits.size) - total:
                     break
             looked += 1
             p += 20
-            if matches is not None and not matches(<int64_t>get64(p - 8)):
-                if not count:
+            if is_filtered and not (
+                has_code(codes, code_count, <int64_t>get64(p - 8))
+                if code_count >= 0
+                else matches(<int64_t>get64(p - 8))
+            ):
+                if not found:
                     status = NO_MATCH
                 continue
             if physical < log_start or size <= 0 or physical > log_end - size:
-                if not count:
+                if not found:
                     status = REMOVING
                 continue
             if physical != stop:  # not adjacent; a file's first record never is: a blank ends the file before it
-                if count:
-                    ranges.append((start, stop))
+                if found:
+                    self.add_range(start, stop)
                 start = physical
             stop = physical + size
-            count += 1
+            found += 1
             total += size
             status = FOUND
+        if found:
+            self.add_range(start, stop)
+        self.status, self.found, self.total, self.looked, self.last = status, found, total, looked, physical
+        return 0
+
+    cdef int add_range(self, int64_t start, int64_t stop) except -1:
+        cdef void* more
+        cdef Py_ssize_t room
+        if self.range_count == self.range_room:
+            room = max(256, 2 * self.range_room)
+            more = PyMem_Realloc(self.ranges, room * sizeof(Range))
+            if more == NULL:
+                raise MemoryError
+            self.ranges = <Range*>more
+            self.range_room = room
+        self.ranges[self.range_count].start = start
+        self.ranges[self.range_count].stop = stop
+        self.range_count += 1
+        return 0
+
+
+def choose(units, int64_t log_start, int64_t log_end, int64_t old, tuple most, tuple most_old, matches):
+    """Same as `rmq.store.reader.choose`."""
+    cdef Py_buffer buffer
+    cdef Py_ssize_t i
+    cdef Limits limits = Limits(most[0], most[1], most_old[0], most_old[1], old)
+    cdef Choice chosen = Choice()
+    PyObject_GetBuffer(units, &buffer, PyBUF_SIMPLE)
+    try:
+        chosen.choose(<const char*>buffer.buf, buffer.len // 20, log_start, log_end, limits, NULL, -1, matches)
     finally:
         PyBuffer_Release(&buffer)
-    if count:
-        ranges.append((start, stop))
-    return status, count, total, looked, physical, ranges
+    ranges = [(chosen.ranges[i].start, chosen.ranges[i].stop) for i in range(chosen.range_count)]
+    return chosen.status, chosen.found, chosen.total, chosen.looked, chosen.last, ranges
 
 
 def gather(view, int64_t first, list ranges, int64_t total):

@@ -274,8 +274,9 @@ cdef class PullRun:
         return found
 
 
-cdef class PullLanes:
-    """Queues that plain pulls may read, by group, topic, queue id and expression."""
+cdef class PullLanes(Choice):
+    """Queues that plain pulls may read, by group, topic, queue id and expression; the choice for the pull that is
+    being answered."""
 
     cdef dict table
     cdef list wanted, touched, with_units
@@ -292,11 +293,6 @@ cdef class PullLanes:
     cdef Py_buffer buffer
     cdef bint has_buffer
     cdef int64_t view_first
-    # Of the pull that is being answered:
-    cdef Range* ranges
-    cdef Py_ssize_t range_count, range_room
-    cdef int64_t found, total, looked, last
-    cdef int status
     # Copied answers: a bytes object that is not full yet; NULL without any
     cdef PyObject* joined
     cdef Py_ssize_t joined_size, joined_room
@@ -311,7 +307,6 @@ cdef class PullLanes:
         self.has_buffer = 0
 
     def __dealloc__(self):
-        PyMem_Free(self.ranges)
         release_any_bytes(self.joined)
 
     def __len__(self):
@@ -579,7 +574,11 @@ cdef class PullLanes:
         cdef int64_t count_in_memory = bounds[1], bytes_in_memory = bounds[2]
         cdef int64_t count_in_disk = bounds[3], bytes_in_disk = bounds[4]
         cdef int64_t count = min(<int64_t>row.most, <int64_t>bounds[5]), size = bounds[6]
-        cdef int64_t old = self.log_end - <int64_t>bounds[0]
+        cdef Limits limits = Limits(
+            min(count, count_in_memory), min(size, bytes_in_memory),
+            min(count, count_in_disk), min(size, bytes_in_disk),
+            self.log_end - <int64_t>bounds[0],
+        )
         cdef int64_t wanted, there, tail_start, at
         cdef int tried
         cdef int64_t boundary = row.offset - row.offset % lane.units_per_file + lane.units_per_file
@@ -597,26 +596,23 @@ cdef class PullLanes:
             at = (row.offset - tail_start) * 20
             if not PyByteArray_CheckExact(tail) or at + wanted * 20 > PyByteArray_GET_SIZE(tail):
                 return 0
-            self.choose_from(
-                PyByteArray_AS_STRING(tail) + at, wanted, lane, old,
-                min(count, count_in_memory), min(size, bytes_in_memory),
-                min(count, count_in_disk), min(size, bytes_in_disk),
-            )
+            self.choose_of(lane, PyByteArray_AS_STRING(tail) + at, wanted, limits)
             return 1
         for tried in range(2):
             there = self.units_ahead(lane, row.offset, wanted)
             if there <= 0:
                 return 0
             p = PyBytes_AS_STRING(lane.units) + (row.offset - lane.first) * 20
-            self.choose_from(
-                p, min(there, wanted), lane, old,
-                min(count, count_in_memory), min(size, bytes_in_memory),
-                min(count, count_in_disk), min(size, bytes_in_disk),
-            )
+            self.choose_of(lane, p, min(there, wanted), limits)
             if self.looked < there or there >= wanted:
                 break
             lane.units = None  # all units that were read ahead are used
         return 1
+
+    cdef int choose_of(self, PullLane lane, const char* p, int64_t count, Limits limits) except -1:
+        return self.choose(
+            p, count, self.log_start, self.log_end, limits, lane.codes, lane.code_count, None
+        )
 
     cdef int64_t units_ahead(self, PullLane lane, int64_t offset, int64_t wanted) except -1:
         """The number of units from an offset on in `lane.units`; without any, read units from the files."""
@@ -637,70 +633,6 @@ cdef class PullLanes:
             lane.units, lane.first, lane.cuts = units, offset, cuts
             self.with_units.append(lane)
         return there
-
-    cdef int choose_from(
-        self,
-        const char* p,
-        int64_t count,
-        PullLane lane,
-        int64_t old,
-        int64_t most_count,
-        int64_t most_bytes,
-        int64_t old_count,
-        int64_t old_bytes,
-    ) except -1:
-        """Choose as `choose` does, from `count` units; put the result into the attributes."""
-        cdef int64_t physical = 0, size, found = 0, total = 0, looked = 0, start = -1, stop = -1
-        cdef int64_t log_start = self.log_start, log_end = self.log_end
-        cdef bint is_old
-        cdef int status = NO_MATCH
-        self.range_count = 0
-        while looked < count:
-            physical = <int64_t>get64(p)
-            size = <int32_t>get32(p + 8)
-            if found:
-                is_old = physical < old
-                if found >= (old_count if is_old else most_count):
-                    break
-                if size > (old_bytes if is_old else most_bytes) - total:
-                    break
-            looked += 1
-            p += 20
-            if lane.code_count >= 0 and not has_code(lane.codes, lane.code_count, <int64_t>get64(p - 8)):
-                if not found:
-                    status = NO_MATCH
-                continue
-            if physical < log_start or size <= 0 or physical > log_end - size:
-                if not found:
-                    status = REMOVING
-                continue
-            if physical != stop:  # not adjacent; a file's first record never is: a blank ends the file before it
-                if found:
-                    self.add_range(start, stop)
-                start = physical
-            stop = physical + size
-            found += 1
-            total += size
-            status = FOUND
-        if found:
-            self.add_range(start, stop)
-        self.status, self.found, self.total, self.looked, self.last = status, found, total, looked, physical
-        return 0
-
-    cdef int add_range(self, int64_t start, int64_t stop) except -1:
-        cdef void* more
-        cdef Py_ssize_t room
-        if self.range_count == self.range_room:
-            room = max(64, 2 * self.range_room)
-            more = PyMem_Realloc(self.ranges, room * sizeof(Range))
-            if more == NULL:
-                raise MemoryError
-            self.ranges = <Range*>more
-            self.range_room = room
-        self.ranges[self.range_count].start = start
-        self.ranges[self.range_count].stop = stop
-        self.range_count += 1
-        return 0
 
     cdef bint put_answer(
         self, PullRow* row, int64_t suggested, int64_t start, int64_t stop, list out

@@ -154,11 +154,7 @@ class Stats:
 
     def put(self, topic: str, count: int, size: int) -> None:
         """`count` messages of `size` bytes in all were stored for a topic: one call for a chunk."""
-        meter = self._put.get(topic)
-        if meter is None:
-            meter = self._put[topic] = _Meter()
-        meter.add(count, size)
-        self._all_put.add(count, size)
+        self.put_all(((topic, count, size),))
 
     def put_all(self, counts: Sequence[tuple[str, int, int]]) -> int:
         """Count (topic, messages, bytes) that were stored together, of which a topic may have several; return
