@@ -149,8 +149,8 @@ def reason_of(report: pytest.TestReport) -> str:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """What a test logs may hold lone surrogates; its report must be text that another process can be sent:
-    else a worker of pytest-xdist dies of it."""
+    """Make the report of a test text that another process can get: a test may log lone surrogates, and a
+    worker of pytest-xdist would die of them."""
     report = yield
     report.sections = [
         (name, text.encode(errors="backslashreplace").decode()) for name, text in report.sections

@@ -30,7 +30,7 @@ class Ports:
         self._next = self._stop = 0
 
     def take(self, count: int) -> list[int]:
-        """So many free ports in a row."""
+        """Take this number of consecutive free ports."""
         while True:
             if self._next + count > self._stop:
                 self._next = self._block()
@@ -59,7 +59,7 @@ _by_process: dict[int, Ports] = {}  # a fork has its own
 
 
 def free_ports(count: int) -> list[int]:
-    """So many free ports in a row, at most ten."""
+    """Consecutive free ports, at most ten."""
     pid = os.getpid()
     if pid not in _by_process:
         _by_process[pid] = Ports(pid)

@@ -232,7 +232,7 @@ LAYERS = tuple(
 
 
 def layer_of(module: str) -> tuple[int, str]:
-    """How far down the package of `module` stands, and the package."""
+    """The depth of the package of `module`, and the package."""
     for depth, packages in enumerate(LAYERS):
         for package in packages:
             if module == package or module.startswith(package + "."):
@@ -317,12 +317,12 @@ def calls_of(tree: ast.AST, module: str, name: str) -> list[ast.Call]:
 
 
 def is_virtual(block: ast.AST) -> bool:
-    """Whether it is a block in virtual time of its own."""
+    """True if this is a block in virtual time of its own."""
     return isinstance(block, ast.With) and any("virtual_time()" in ast.unparse(one) for one in block.items)
 
 
 def is_short(seconds: ast.expr) -> bool:
-    """Whether it is a number of seconds that is not felt."""
+    """True if this is a number of seconds too short to be felt."""
     return isinstance(seconds, ast.Constant) and seconds.value <= SHORTEST
 
 
@@ -395,7 +395,7 @@ def test_no_attribute_is_read_before_a_wait_that_is_part_of_its_new_value() -> N
 
 
 def is_read_and_written(node: ast.AugAssign | ast.Assign) -> bool:
-    """Whether an assignment to an attribute or an item uses its old value."""
+    """True if an assignment to an attribute or an item uses its old value."""
     targets = [node.target] if isinstance(node, ast.AugAssign) else node.targets
     written = {ast.unparse(one) for one in targets if not isinstance(one, ast.Name)}
     read = {ast.unparse(part) for part in ast.walk(node.value) if isinstance(part, ast.expr)}
@@ -417,7 +417,7 @@ def assigned_in(function: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[tu
 
 
 def is_construction(value: ast.expr | None) -> bool:
-    """Whether an expression makes a new object: a call of a class, of `cls`, or of `evolve`."""
+    """True if an expression makes a new object: a call of a class, of `cls`, or of `evolve`."""
     if not isinstance(value, ast.Call):
         return False
     name = ast.unparse(value.func).rpartition(".")[2].lstrip("_")

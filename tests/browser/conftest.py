@@ -119,7 +119,7 @@ def picture(page: Any, name: str) -> None:
 
 @define
 class Watcher:
-    """What a page must not do: break the policy, log an error, fail, open a dialog."""
+    """The rules of a page: keep the policy, log no error, fail no request, open no dialog."""
 
     found: list[str] = field(factory=list)
 

@@ -24,7 +24,7 @@ SLOW_SECONDS = 0.2
 
 
 class Fault:
-    """What is wrong with the disk now."""
+    """The present fault of the disk."""
 
     def __init__(self, path: pathlib.Path) -> None:
         self._path = path

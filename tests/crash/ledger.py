@@ -37,7 +37,7 @@ RECENT_MS: Final = 10_000
 
 
 class Promise(IntEnum):
-    """What one machine's copy of a message survives."""
+    """The accidents that one machine's copy of a message survives."""
 
     WRITTEN = 1
     """A kill of the broker."""
@@ -46,7 +46,7 @@ class Promise(IntEnum):
 
 
 class Lost(AssertionError):
-    """What is found is not what was promised."""
+    """A difference between the found and the promised messages."""
 
 
 @define(eq=False)
@@ -84,7 +84,8 @@ class Sent:
         return "half" if self.is_half else "delayed" if self.due_ms else "plain"
 
     def needs(self, machine: str, least: Promise, now_ms: int, *, is_caught_up: bool = True) -> bool:
-        """Whether `machine` must show it after an accident that leaves what is `least`; see `complaints`."""
+        """True if `machine` must show the message after an accident that leaves the promises of `least`; see
+        `complaints`."""
         if self.due_ms and not is_caught_up:
             return False
         promised = self.commit_promises if self.is_half else self.promises
@@ -92,15 +93,15 @@ class Sent:
         return promised.get(machine, 0) >= least and late_ms <= now_ms and not self.may_be_missing
 
     def may_be_in(self, queue: Queue) -> bool:
-        """Whether `queue` is one of those where it may be seen. The topic of a delayed message that nobody
-        was told of may be lost with a table that was not saved yet: then it goes to another of its queues.
-        """
+        """True if `queue` is one of the queues where the message may be. The topic of a delayed message
+        without an acknowledgement may be lost with a table that was not saved yet: in this case the message
+        goes to another queue of the topic."""
         if self.due_ms and not self.promises:
             return self.queue[0] == queue[0]
         return self.queue in (queue, (queue[0], -1))
 
     def may_show(self, now_ms: int) -> bool:
-        """Whether it may be seen at all."""
+        """True if the message may be visible at all."""
         if self.is_refused or self.due_ms > now_ms:
             return False
         return not self.is_half or (self.committing and not self.is_rolled_back)
@@ -128,14 +129,15 @@ class Ledger:
         offset: int | None = None,
         queue: Queue | None = None,
     ) -> None:
-        """Its sender was told that it is kept so by these machines, and perhaps where."""
+        """Note an acknowledgement: the sender knows that these machines keep the message so, and perhaps its
+        place."""
         sent = self.sent[body]
         sent.promises |= promises
         sent.offset = offset
         sent.queue = queue or sent.queue
 
     def refused(self, body: bytes) -> None:
-        """Its sender was told that it is not stored."""
+        """Note a refusal: the sender knows that the message is not stored."""
         self.sent[body].is_refused = True
 
     def committing(self, body: bytes) -> None:
@@ -192,7 +194,7 @@ class Ledger:
                 sent.may_repeat |= ended is None or ended > now_ms - RECENT_MS
 
     def power_cut(self, machine: str, now_ms: int) -> None:
-        """What was not synced there is lost, or not."""
+        """Note a power cut of a machine: unsynced messages are lost, or not."""
         self.interrupted(now_ms)
         for sent in self.sent.values():
             for promises in (sent.promises, sent.commit_promises):
@@ -200,7 +202,7 @@ class Ledger:
                     del promises[machine]
 
     def disk_lost(self, machine: str, now_ms: int) -> None:
-        """Nothing is left there."""
+        """Note the loss of a machine's disk with all messages."""
         self.interrupted(now_ms)
         for sent in self.sent.values():
             sent.promises.pop(machine, None)

@@ -97,7 +97,7 @@ class Load:
                 await trio.sleep(0.02)
 
     async def decided(self, message: rmq.StoredMessage) -> rmq.Decision:
-        """What a broker is told that asks."""
+        """The decision that a broker gets when it asks."""
         return self._decisions[message.body]
 
     async def grow(self, count: int) -> None:
@@ -114,9 +114,8 @@ class Load:
         self.ledger.check(CLUSTER, found, now_ms())
 
     async def settle(self, namesrv: str) -> Found:
-        """What is found when all that was delayed is due and all transactions have their end, or when they do
-        not get it in time.
-        """
+        """The messages in the store when all delayed messages are due and all transactions have their end, or
+        when the time for this is over."""
         async with (
             rmq.connect(namesrv) as client,
             client.transactional_producer("killers", self.decided) as producer,
@@ -130,7 +129,7 @@ class Load:
             return await read_all(namesrv)
 
     def kinds(self) -> str:
-        """How many were acknowledged, for people."""
+        """The numbers of acknowledged messages by kind, as text."""
         kinds = Counter(sent.kind for sent in self.ledger.sent.values() if sent.promises)
         return ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
 
@@ -155,5 +154,5 @@ async def read_all(namesrv: str, topic: str = TOPIC) -> dict[tuple[str, int], li
 
 
 def places(found: Found) -> dict[tuple[int, int], bytes]:
-    """What was read of one topic: (queue id, queue offset) -> body."""
+    """The messages of one topic: (queue id, queue offset) -> body."""
     return {(queue[1], offset): body for queue, messages in found.items() for offset, body in messages}

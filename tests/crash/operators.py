@@ -121,7 +121,8 @@ class Operators:
         await self.slave.start(self.world)
 
     async def _slave_away_for_long(self) -> None:
-        """Its master removes messages that it never got; those that are younger must be kept."""
+        """Keep the slave away until its master has removed messages that the slave never got; younger
+        messages must be kept."""
         world, ledger = self.world, self.world.ledger
         ledger.interrupted(world.now_ms())
         await self.slave.stop()
@@ -167,7 +168,7 @@ class Operators:
                 await self._producers.one("plain")
 
     async def _empty_master(self) -> None:
-        """It is started without its disk; later the right one is put in again."""
+        """Start the master without its disk; later it gets the right disk back."""
         world, machine = self.world, self.master
         world.ledger.interrupted(world.now_ms())
         right = machine.disk.image(self._chance.random())

@@ -168,12 +168,12 @@ class Machine:
         await self.lose(world, self.disk.copy())
 
     async def cut_power(self, world: World) -> None:
-        """What was not synced is there in part."""
+        """Cut the power: a part of the unsynced bytes stays."""
         world.ledger.power_cut(self.name, world.now_ms())
         await self.lose(world, self.disk.image(world.chance.random()))
 
     async def lose_disk(self, world: World) -> None:
-        """It comes back empty."""
+        """Replace the disk by an empty disk."""
         world.ledger.disk_lost(self.name, world.now_ms())
         await self.lose(world, MemoryDisk(world.chance.randrange(1 << 30)))
 
@@ -359,12 +359,12 @@ class Producers:
 
 
 def handle_of(answer: Command) -> tuple[int, int]:
-    """Where a half message is: physical offset, queue offset."""
+    """The place of a half message: physical offset, queue offset."""
     return int(answer.ext["msgId"][-16:], 16), int(answer.ext["queueOffset"])
 
 
 def end_request(sent: Sent, decision: int) -> Command:
-    """What ends a half message."""
+    """The request that ends a half message."""
     physical, queue_offset, key = sent.handle
     header = EndTransactionRequestHeader(
         "payers", queue_offset, physical, decision, msg_id=key, transaction_id=key
@@ -478,6 +478,6 @@ def _check_halves(world: World, left: Left, least: Promise) -> None:
 
 
 def keeps(machine: Machine) -> dict[str, Promise]:
-    """What an acknowledgement of a machine without slaves means."""
+    """The promise of an acknowledgement by a machine without slaves."""
     synced = machine.configs()[1].flush_disk_type is FlushDiskType.SYNC_FLUSH
     return {machine.name: Promise.SYNCED if synced else Promise.WRITTEN}

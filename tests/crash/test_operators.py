@@ -1,4 +1,4 @@
-"""Whatever becomes of a master, its slave, and what operators do: each machine keeps what it promised.
+"""Accidents of a master and its slave, and actions of operators: each machine keeps its promises.
 
 RMQ_CRASH_OPERATORS says how many runs (100), RMQ_CRASH_SEED the first one's seed. A short one is among the
 tests that always run.

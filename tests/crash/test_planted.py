@@ -285,7 +285,7 @@ def damage_taken_for_the_end(patch: pytest.MonkeyPatch) -> None:
 
 
 def tail_not_cut(patch: pytest.MonkeyPatch) -> None:
-    """What lies behind the end that recovery found stays there."""
+    """Bytes behind the end that recovery found stay in the log."""
 
     def truncate(log: CommitLog, end: int) -> None:
         log.end, log.flushed = end, min(log.flushed, end)
@@ -334,7 +334,7 @@ def page_loss_taken_for_damage(patch: pytest.MonkeyPatch) -> None:
 
 
 def recovered_log_not_synced(patch: pytest.MonkeyPatch) -> None:
-    """What recovery found counts as synced, but is not."""
+    """The records that recovery found count as synced, but are not."""
     real = Store._load
 
     def load(store: Store, *args: Any, **given: Any) -> Any:
@@ -427,7 +427,7 @@ def transactions_have_no_room_of_their_own(patch: pytest.MonkeyPatch) -> None:
 
 
 def timers_forgotten_at_a_start(patch: pytest.MonkeyPatch) -> None:
-    """What waits for its time is not read from the log again."""
+    """Messages that wait for their time are not read from the log at a start."""
     patch.setattr(Timers, "load", lambda self, data: None)
 
 

@@ -45,7 +45,7 @@ class Windows:
 
     @property
     def is_narrow(self) -> bool:
-        """Whether its tables are full soon."""
+        """True if the tables of the broker are full soon."""
         return self.seed % 3 == 0
 
     async def run(self) -> None:

@@ -162,8 +162,8 @@ async def test_no_more_than_a_window_is_read_without_acknowledgement(autojump_cl
 
 
 async def test_a_peer_shares_a_group_with_clients(autojump_clock: MockClock) -> None:
-    """It is a member like any other: it is listed, others have the other queues, and the end of it tells
-    them."""
+    """The peer is a member like any other: it is listed, other members have the other queues, and the end of
+    the peer makes them rebalance."""
     async with cluster() as running, running.connect() as client:
         line = await dial(running)
         await line.ask("SUB readers Orders")

@@ -36,7 +36,8 @@ WARM_FRAMES: Final = 100_000
 
 @define
 class Result:
-    """What a run did: inputs of each target, seconds, and MiB of memory at the start, at most, at the end."""
+    """The record of a run: inputs of each target, seconds, and MiB of memory at the start, at most, at the
+    end."""
 
     inputs: Counter[str] = field(factory=Counter)
     seconds: float = 0.0

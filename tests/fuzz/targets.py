@@ -1,4 +1,4 @@
-"""What is fed with mutated input: broker, name server, replication, store files, filters, accounts, sockets.
+"""Targets of mutated input: broker, name server, replication, store files, filters, accounts, sockets.
 
 Each target takes its input through the functions that a server calls, and expects either an answer or one of
 the project's own errors. Any other exception is a `Fault`.
@@ -179,7 +179,7 @@ class Requests:
         self.rig.seconds += 0.05
 
     def _turn(self, chance: Random) -> None:
-        """What the loops of a broker do from time to time."""
+        """Do the work of a broker's loops once."""
         rig = self.rig
         broker = rig.broker
         broker.steps.deadlines(rig.seconds)
@@ -447,7 +447,7 @@ class AccountFiles:
 
 
 class Answers:
-    """What a client reads: records, JSON bodies, traces."""
+    """The input of a client: records, JSON bodies, traces."""
 
     def __init__(self) -> None:
         self.readers = [

@@ -59,7 +59,7 @@ WEB_PAGE: Final = (
 
 @define
 class Attacker:
-    """Who attacks whom, with which account, until when; and what came of it."""
+    """An attacker: its target, its account, its time, and its results."""
 
     address: str
     ha_address: str
@@ -84,7 +84,7 @@ class Attacker:
 
     @property
     def left(self) -> bool:
-        """Whether there is time; it runs from the first call on, or from `begin`."""
+        """True if time is left; the time runs from the first call on, or from `begin`."""
         self.begin()
         return time.monotonic() < self.until
 
@@ -207,7 +207,7 @@ def consumer(group: str, expression: str = "*", kind: str = "TAG", topic: str = 
 
 @attack("0 an honest producer")
 def honest(attacker: Attacker) -> None:
-    """What a client costs that does nothing wrong, as fast as it can: what the others are held to."""
+    """Send honestly, as fast as possible: the cost of this client is the measure for all attacks."""
     repeat(attacker, *(send(TOPIC, bytes(100), queue_id=number % 4) for number in range(64)))
 
 
@@ -402,7 +402,7 @@ def caches(attacker: Attacker) -> None:
 
 @attack("14 frames that never end")
 def unfinished(attacker: Attacker) -> None:
-    """As many connections as there may be, each with 15 MB of a frame of 16."""
+    """Open as many connections as possible, each with 15 MB of a frame of 16 MB."""
     piece = bytes(SEND_BYTES)
     head = struct.pack(">iI", (16 << 20) - 4, 15 << 20) + b'{"code":310,'
     owed: dict[socket.socket, int] = {}

@@ -90,7 +90,7 @@ class Target:
 
     @property
     def log(self) -> pathlib.Path:
-        """What the broker says."""
+        """The log of the broker."""
         return self.folder / "broker.log"
 
     def start(self) -> None:
@@ -260,7 +260,7 @@ class Honest:
         return answer
 
     def lost(self) -> int:
-        """How many of the messages that it was told are stored are not there; reads them all."""
+        """The number of acknowledged messages that are missing; reads all messages."""
         found, offset = 0, 0
         while True:
             asked = pull(TOPIC, offset, consumer_group=GROUP, sys_flag=PULL_SUBSCRIPTION, max_msg_nums=32)
@@ -277,7 +277,7 @@ class Honest:
 
 @define
 class Row:
-    """What one attack came to."""
+    """The result of one attack."""
 
     name: str
     beside_honest_ms: float
@@ -291,7 +291,7 @@ class Row:
 
     @property
     def wrong(self) -> list[str]:
-        """What is not as it must be."""
+        """The broken promises of a row."""
         found, allowed = [], max(FLOOR_MS, 2 * self.beside_honest_ms)
         if self.p99_ms > allowed:
             found.append(f"p99 is {self.p99_ms:.1f} ms, {allowed:.1f} are allowed")

@@ -52,7 +52,7 @@ class Newcomer:
         self.slowest_ms = 0.0
 
     def problems(self) -> list[str]:
-        """What it could not do."""
+        """The work that the newcomer could not do."""
         found = []
         work: list[tuple[str, Callable[[], None]]] = [
             ("connect, join a group, send and wait", self._works),

@@ -23,7 +23,7 @@ CONNECTIONS: Final = 30
 
 
 def crowd(attacker: Attacker, count: int, address: str = "", *, tls: bool = True) -> list[socket.socket]:
-    """So many connections, from all addresses in turn; fewer where some are refused."""
+    """Open this number of connections, from all addresses in turn; fewer if some are refused."""
     links = []
     for _ in range(count):
         try:
@@ -49,7 +49,7 @@ def in_silence(attacker: Attacker, address: str, count: int) -> None:
 
 
 def is_cut(link: socket.socket) -> bool:
-    """Whether the other side has ended a connection that says nothing."""
+    """True if the other side has ended a silent connection."""
     if not select.select([link], [], [], 0)[0]:
         return False
     try:

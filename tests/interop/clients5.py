@@ -358,7 +358,7 @@ INVISIBLE = 10.0
 
 @define
 class Verdict:
-    """What went wrong with messages, by their bodies."""
+    """The faults of messages, by their bodies."""
 
     lost: list[str]
     """Acknowledged to the producer, and never delivered."""

@@ -51,7 +51,7 @@ class Cluster:
         return self.processes.mqadmin(command, "-n", self.namesrv, *arguments)
 
     def address(self, name: str) -> str:
-        """Where a broker listens."""
+        """The address of a broker."""
         return f"127.0.0.1:{self.brokers[name].port}"
 
     @property
@@ -64,7 +64,7 @@ class Cluster:
 
     @property
     def kv_file(self) -> pathlib.Path:
-        """Where the name server keeps key-value configs."""
+        """The file of the name server's key-value configs."""
         if self.servers.kind == "java":
             return self.processes.home / "namesrv" / "kvConfig.json"
         return self.processes.folder / f"kvConfig-{self.namesrv.rpartition(':')[2]}.json"
@@ -109,7 +109,7 @@ class Cluster:
     # --- what it says ---
 
     def committed(self, group: str, topic: str) -> int:
-        """How many messages the group has committed, in all queues."""
+        """The number of messages that the group has committed, in all queues."""
         said = self.admin("consumerProgress", "-g", group)
         return sum(int(row[4]) for row in rows(said, topic))
 
@@ -143,7 +143,7 @@ def rows(said: str, first: str) -> list[list[str]]:
 
 
 def bodies(process: Process) -> list[str]:
-    """What a consumer has received so far."""
+    """The bodies that a consumer has received so far."""
     return [row["body"] for row in process.rows if "body" in row]
 
 

@@ -79,7 +79,7 @@ class Servers:
 
 @pytest.fixture
 def servers(processes: Processes) -> Servers:
-    """Those of `Servers.chosen`."""
+    """The servers of `Servers.chosen`."""
     return Servers.chosen(processes)
 
 

@@ -25,7 +25,7 @@ from pyspark.sql.types import StructType
 
 
 def digests_of(frame: DataFrame, size: int, folder: Path) -> list[dict[str, Any]]:
-    """What the rows are, block by block; `folder` gets files."""
+    """Digests of the rows, block by block; `folder` gets files."""
     register_pickle_by_value(sys.modules[__name__])  # Spark's workers do not have the tests
     frame.sparkSession.dataSource.register(Digests)
     frame.write.format("digests").option("size", size).mode("append").save(str(folder))

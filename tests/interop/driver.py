@@ -22,7 +22,7 @@ SECONDS = 60.0
 
 
 class Missing(Exception):
-    """What a driver needs is not on this machine; the message says what."""
+    """Raised if this machine lacks a program that a driver needs; the message names the program."""
 
 
 def go_program(kit: pathlib.Path) -> list[str]:
@@ -90,7 +90,7 @@ class Job:
 
     @property
     def rows(self) -> list[dict[str, Any]]:
-        """What it has told so far."""
+        """The rows of the driver's output so far."""
         return [row for row in self._driver.process.rows if row.get("for") == self.name]
 
     def told(self, key: str) -> list[Any]:

@@ -1,4 +1,4 @@
-"""What the tests of RocketMQ 5.3.3 share: clients with patience, topics, messages taken from a consumer."""
+"""Helpers of the tests of RocketMQ 5.3.3: clients with patience, topics, messages taken from a consumer."""
 
 from __future__ import annotations
 

@@ -129,7 +129,7 @@ async def fill(client: rmq.Client) -> None:
 
 
 async def is_consumed(client: rmq.Client) -> bool:
-    """Whether billing has committed all of Orders, and has given a message up."""
+    """True if billing has committed all of Orders, and has made a dead letter."""
     try:
         progress = await client.admin.consume_stats("billing", "Orders")
         dead = await client.admin.topic_stats("%DLQ%billing")

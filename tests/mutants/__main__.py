@@ -132,7 +132,7 @@ def _try_all(
 
 
 def _failing(warm: Warm, tests: list[str], tree: pathlib.Path) -> list[str]:
-    """Those that fail without a mutation: what they caught is not judged."""
+    """The tests that fail without a mutation: their result does not count."""
     failing: list[str] = []
     left = sorted(tests)
     while test := warm.run(dict.fromkeys(left, 60.0), lambda: None, tree.parent / "note.txt"):
@@ -214,7 +214,7 @@ def _copy(tree: pathlib.Path) -> pathlib.Path:
 
 
 def _map(path: pathlib.Path, trees: list[pathlib.Path], *, fresh: bool) -> CoverageMap:
-    """Which test executes which line; only files of tests that are new or have changed are run."""
+    """Map tests to the lines that they execute; only new and changed files of tests are run."""
     found = sorted(file for name in TESTS for file in (ROOT / name).rglob("test_*.py"))
     tests = {str(file.relative_to(ROOT)): file.read_text() for file in found}
     known = CoverageMap.joined([]) if fresh or not path.exists() else CoverageMap.load(path)
@@ -249,9 +249,8 @@ def _pytest(tree: pathlib.Path) -> list[str]:
 def _try(
     mutation: Mutation, covered: CoverageMap, tree: pathlib.Path, most_seconds: float, warm: Warm
 ) -> tuple[str, str]:
-    """What becomes of it (caught, caught by the time limit, survived, no test executes the line), and by
-    which test.
-    """
+    """The result of a mutation (caught, caught by the time limit, survived, no test executes the line), and
+    the test that caught it."""
     path = tree / mutation.path
     good = path.read_text()
     seconds = covered.of(mutation.path, mutation.line, good, most_seconds)
@@ -333,7 +332,7 @@ def _is_ours(folder: str) -> bool:
 
 
 class Results:
-    """What was found out, one line each in a file, so that a run that was stopped goes on."""
+    """The results, one line each in a file, so that a stopped run can continue."""
 
     def __init__(self, path: pathlib.Path) -> None:
         self._path = path

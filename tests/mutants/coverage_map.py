@@ -1,4 +1,5 @@
-"""Which test executes which line: a pytest plug-in that asks coverage.py, and the map that it leaves.
+"""The map of tests to the lines that they execute: a pytest plug-in that asks coverage.py, and the map that
+it leaves.
 
 `-p tests.mutants.coverage_map`, with RMQ_MUTANTS_MAP naming the file to write.
 """
@@ -118,7 +119,7 @@ class CoverageMap:
         return joined
 
     def stale(self, tests: Mapping[str, str]) -> list[str]:
-        """Which of these files of tests, given with their text, are new, or others by now."""
+        """The new and changed files among these files of tests, given with their text."""
         return [file for file, text in tests.items() if self.files.get(file) != _digest(text)]
 
     def without(self, files: Iterable[str]) -> CoverageMap:
@@ -146,9 +147,8 @@ class CoverageMap:
         path.write_text(json.dumps(asdict(self)))
 
     def is_at_import(self, path: str, line: int) -> bool:
-        """Whether the line runs while modules are imported, or may do so unseen: a plug-in of pytest imports
-        before there is a map.
-        """
+        """True if the line runs while modules are imported, or may do so unnoticed: a plug-in of pytest
+        imports before the map begins."""
         return line in self.at_import.get(path, ()) or str(line) not in self.lines.get(path, {})
 
     def of(self, path: str, line: int, source: str, most_seconds: float) -> dict[str, float]:

@@ -92,7 +92,7 @@ def mutations(path: str, source: str) -> list[Mutation]:
 
 
 def compiles(source: str) -> bool:
-    """Whether this is Python."""
+    """True if this text is Python."""
     try:
         compile(source, "<mutation>", "exec", dont_inherit=True)
     except SyntaxError:

@@ -50,7 +50,7 @@ class Warm:
         return True
 
     def run(self, tests: Mapping[str, float], plant: Callable[[], None], note: pathlib.Path) -> str:
-        """Which of these tests fails first with this planted, OUT_OF_TIME, or "" when all pass.
+        """The first of these tests that fails with this mutation planted, OUT_OF_TIME, or "" when all pass.
 
         `tests` says how many seconds each may take. Raises NotPlanted. `note` is a file that the fork
         writes to.

@@ -58,7 +58,7 @@ class Kind(Protocol):
 
 @frozen
 class Result:
-    """What became of one seed."""
+    """The result of one seed."""
 
     kind: str
     seed: int
@@ -193,7 +193,7 @@ class _Job:
             self.pipe.send(order)
 
     def result(self, limit_s: float) -> Result | None:
-        """What became of its seed; None as long as it runs."""
+        """The result of the worker's seed; None as long as it runs."""
         assert self.order is not None
         kind, seed = self.order
         try:

@@ -36,7 +36,7 @@ HEALING_SECONDS = 15.0
 
 
 class Violation(AssertionError):
-    """What must hold does not."""
+    """A broken rule."""
 
 
 class PowerCut(Exception):

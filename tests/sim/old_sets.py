@@ -65,7 +65,8 @@ class OldSets(SetSimulation):
         super().run()
 
     def send(self, sender: str, to: str, data: bytes) -> None:
-        """What was sent before controllers went back never comes: it would be of their future."""
+        """Send a message, but drop it if the controllers go back before it arrives: it would come from their
+        future."""
         if (sender, to) in self.cuts or self.chance.random() < self.loss:
             return
         lives = self.lives
@@ -86,7 +87,7 @@ class OldSets(SetSimulation):
         self.at(self.now + self.old.uniform(0.5, 5.0), self.go_back)
 
     def is_behind(self) -> bool:
-        """Whether no leader has a table yet that is as new as the one that went back."""
+        """True if no leader has a table yet that is as new as the table that went back."""
         for member in self.members.values():
             raft = member.raft
             if raft is not None and raft.is_leading(member.clock(self.now)):
@@ -96,7 +97,7 @@ class OldSets(SetSimulation):
         return self.lost != (0, 0)
 
     def are_brokers_well(self) -> bool:
-        """Whether all of them are there, and lead or follow in the newest epoch."""
+        """True if all brokers run, and lead or follow in the newest epoch."""
         return not (self.is_behind() or self.broker_cuts) and all(
             one.is_up
             and one.paused_until <= self.now
@@ -217,7 +218,7 @@ class OldSets(SetSimulation):
             super().slave_beat(broker, replica)
 
     def take_power(self, broker: Broker) -> None:
-        """As `kill_broker`, and nothing starts it again."""
+        """Same as `kill_broker`, without a new start of the broker."""
         if broker.is_up:
             kept = self.old.randint(broker.flushed, len(broker.log))
             del broker.log[kept:]
@@ -225,7 +226,8 @@ class OldSets(SetSimulation):
             broker.is_up, broker.replica = False, None
 
     def are_whole(self) -> bool:
-        """Whether each controller has all that the others have, so that one may lose it."""
+        """True if each controller has all that the other controllers have, so that one of them may lose
+        it."""
         rafts = [member.raft for member in self.members.values()]
         if any(raft is None for raft in rafts):
             return False
@@ -256,7 +258,7 @@ class OldSets(SetSimulation):
         self.at(self.now + self.old.uniform(*OLD_SECONDS), restore)
 
     def is_elsewhere(self, broker: Broker) -> bool:
-        """Whether another that is in sync has all that was acknowledged on its disk."""
+        """True if another in-sync replica has every acknowledged message on its disk."""
         if not self.are_brokers_well():
             return False
         replicas = [one.replica for one in self.brokers.values() if one.replica is not None]

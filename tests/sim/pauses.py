@@ -19,7 +19,7 @@ _RESCHEDULE: Final[Any] = trio._core._run.Runner.reschedule
 
 
 class Pauses:
-    """Which machines stand still."""
+    """Machines that are paused."""
 
     def __init__(self) -> None:
         self._held: dict[str, list[Task]] = {}

@@ -20,7 +20,7 @@ def _ours() -> list[ModuleType]:
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """What takes its chance from the system takes it from a seed, and trio its order of tasks."""
+    """Take all randomness of the system from a seed, and the order of trio's tasks."""
     source, new, urandom = random.Random(seed), random.Random, os.urandom
     order, allowed = trio._core._run._r, trio._core._run._ALLOW_DETERMINISTIC_SCHEDULING
 

@@ -187,7 +187,7 @@ class SetSimulation(Simulation):
         self.tick(broker, broker.life)
 
     def tick(self, broker: Broker, life: int) -> None:
-        """What a broker does again and again."""
+        """Do a broker's repeated work once."""
         if not broker.is_up or broker.life != life:
             return
         self.on_broker(broker, life, lambda: self.beat(broker))
@@ -229,7 +229,7 @@ class SetSimulation(Simulation):
         return (0, 0) if known is None else (known.epoch, known.version)
 
     def agreed(self, broker: Broker, replica: Replica, now: float) -> tuple[int, int]:
-        """As `ReplicaManager._agree`; records are whole here."""
+        """Same as `ReplicaManager._agree`; records are whole in this simulation."""
         agreed = replica.agreed(broker.flushed, now)
         if agreed is not None:
             before = broker.agreed[1] if broker.agreed[0] == replica.epoch else 0

@@ -35,7 +35,7 @@ class Wiped(Simulation):
         super().run()
 
     def is_whole(self) -> bool:
-        """Whether each member has all that it ever confirmed."""
+        """True if each member has all entries that it ever confirmed."""
         raft = self.members[self.wiped].raft if self.wiped else None
         if raft is not None and raft._recall.is_done and raft.term and not raft._journal.is_doubtful:
             self.wiped = ""
@@ -59,7 +59,8 @@ class Wiped(Simulation):
         self.at(self.now + self.own.uniform(0.2, 4.0), self.wipe)
 
     def flipped(self, name: str) -> MemoryDisk | None:
-        """Its disk with another bit in the last frame; None where the journal would refuse to open."""
+        """The member's disk with a changed bit in the last frame; None if the journal would refuse to
+        open."""
         disk = self.members[name].disk.copy()
         path = f"/raft/{disk.list('/raft')[-1]}"
         end = len((disk.load(path) or b"").rstrip(b"\0"))

@@ -29,7 +29,7 @@ TAGS: Final = ("paid", "refunded", "Größe", None)
 
 
 class Fault(NamedTuple):
-    """What an audit must say of a fault."""
+    """The expected report of an audit for a fault."""
 
     kind: str
     topic: str | None

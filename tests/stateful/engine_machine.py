@@ -265,7 +265,7 @@ class Engines(RuleBasedStateMachine):
         fails=st.sampled_from([False] * 9 + [True]),
     )
     def sends_in_a_row(self, seed: int, count: int, at: int, others: float, fails: bool) -> None:
-        """What one engine takes as runs, with a few requests between them that end a run."""
+        """Sends that an engine takes as runs, with a few requests between them that end a run."""
         chance = Random(seed)
         kinds = [chance.choice(KINDS) if chance.random() < others else "run" for _ in range(count)]
         cuts = [chance.getrandbits(16)] * (count > 2 and chance.random() < 0.3)

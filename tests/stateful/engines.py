@@ -109,7 +109,7 @@ class Peer:
     answer = write
 
     def flush(self) -> None:
-        """It is there already."""
+        """Flush nothing: all bytes are in memory."""
 
     def reply(self, response: Command) -> None:
         self.write(encode(response))
@@ -127,7 +127,7 @@ class Peer:
 
 
 class Slave:
-    """As far as the master cares."""
+    """A slave, as far as its master needs one."""
 
     acknowledged = 0
 

@@ -88,7 +88,7 @@ def test_every_send_of_many_runs_is_answered_once_and_can_be_read(runs: list[int
 
 
 def answers(side: Side) -> int:
-    """How many sends were answered since the last call, each with success."""
+    """The number of sends that were answered since the last call, each with success."""
     count = 0
     for peer in side.peers:
         if peer.frames:

@@ -382,7 +382,7 @@ class Trial:
         yield from (f"the audit finds {one.kind}: {one.detail[:100]}" for one in report.findings[:3])
 
     def read(self, rig: Rig) -> Counter[tuple[str, bytes]]:
-        """What a consumer gets of all queues, and half messages as they lie in the store."""
+        """The messages that a consumer gets of all queues, and half messages as they lie in the store."""
         found: Counter[tuple[str, bytes]] = Counter()
         for topic, queue_id in list(rig.store.queues()):
             offset = rig.store.min_offset(topic, queue_id)
@@ -442,7 +442,7 @@ def is_number(value: Any, number: int) -> bool:
 
 
 def text_of(value: Any) -> str:
-    """What a broker reads where a JSON header has another value than a text."""
+    """The text that a broker reads if a JSON header has another value than a text."""
     return value if isinstance(value, str) else "" if value is MISSING else json.dumps(value)
 
 

@@ -155,7 +155,7 @@ class PerMessage(RuleBasedStateMachine):
         self.bury(ended)
 
     def bury(self, failed: list[Known]) -> None:
-        """Those of the last attempt are dead letters."""
+        """Messages of the last attempt are dead letters."""
         step(self.rig)
         letters = set(self.rig.bodies(dlq_topic(GROUP)))
         for one in failed:

@@ -56,7 +56,7 @@ accounts:
 
 
 def fields_of(chance: Random) -> dict[str, str]:
-    """Those of a plain send."""
+    """The fields of a plain send."""
     pairs = [("UNIQ_KEY", f"AC11{chance.getrandbits(40):010X}"), ("WAIT", "true")]
     pairs += [("TAGS", chance.choice(["T", "TagA"]))] * (chance.random() < 0.5)
     text = "\x02".join(f"{name}\x01{value}" for name, value in pairs) + chance.choice(["", "\x02"])
@@ -267,7 +267,7 @@ def move(sides: list[Guarded], clients: Clients, milliseconds: int) -> None:
 
 
 def count_taken(side: Guarded) -> list[int]:
-    """How many sends each run had that was taken as one."""
+    """The number of sends in each run that was taken as a unit."""
     taken: list[int] = []
     broker: Any = side.broker
     take: Callable[..., bool] = broker._put

@@ -51,7 +51,8 @@ def digest() -> str:
 
 
 def rendered(name: str, *more: str) -> str:
-    """What helm makes of the chart for a set of VALUES. Raises CalledProcessError when it refuses them."""
+    """The output of helm for the chart with a set of VALUES. Raises CalledProcessError when helm refuses
+    them."""
     options = [word for text in (*VALUES[name], *more) for word in ("--set", text)]
     command = ["helm", "template", "one", CHART, "-n", "mq", "--kube-version", KUBERNETES, *options]
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout

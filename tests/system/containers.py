@@ -43,13 +43,13 @@ for address in sys.argv[1:]:
 
 
 def dockerfile() -> list[str]:
-    """Its instructions, each on one line."""
+    """The instructions of the Dockerfile, each on one line."""
     text = (DEPLOY / "docker" / "Dockerfile").read_text().replace("\\\n", " ")
     return [line for line in text.splitlines() if line and not line.startswith("#")]
 
 
 def image_environment() -> dict[str, str]:
-    """What ENV sets."""
+    """The variables that ENV sets."""
     lines = [line.removeprefix("ENV ") for line in dockerfile() if line.startswith("ENV ")]
     return dict(pair.split("=", 1) for line in lines for pair in line.split())
 
@@ -84,7 +84,7 @@ def why_not() -> str:
 
 @frozen
 class Container:
-    """What an image is started with. `name` is the host that others know it by."""
+    """The arguments of an image. `name` is its host name for the other containers."""
 
     name: str
     command: Sequence[str]
@@ -158,7 +158,7 @@ class Network:
         )
 
     def run(self, *arguments: str, **environment: str) -> str:
-        """What `python ARGUMENTS` prints in a container of the network; it must end with 0."""
+        """The output of `python ARGUMENTS` in a container of the network; it must end with 0."""
         done = subprocess.run(
             self._words(self._data("client"), arguments),
             env={**self.shared, "HOME": f"{PLACE}/data", "COLUMNS": "200", **environment},
@@ -184,7 +184,7 @@ class Network:
                 assert all(process.poll() is None for process in self.running), self.logs()
 
     def logs(self) -> str:
-        """What all containers have said."""
+        """The output of all containers."""
         return "\n".join(f"--- {log.stem}\n{log.read_text()}" for log in sorted(self.folder.glob("*.log")))
 
     def stop(self) -> dict[int, int]:

@@ -1,4 +1,4 @@
-"""What drills of docs/runbooks.md are made of: servers with settings of their own, traffic, and a shell.
+"""Parts of the drills of docs/runbooks.md: servers with settings of their own, traffic, and a shell.
 
 A drill says which section it goes through. `Drill.rmq` runs a command as an operator types it, and at the
 end those that ran are compared with those of the section, so that page and drill cannot drift apart.
@@ -55,12 +55,12 @@ def lines_of(section: str) -> list[list[str]]:
 
 
 def commands_of(section: str) -> list[str]:
-    """Those of rmq and of mqadmin, in their order, as `shape` has them."""
+    """The commands of rmq and of mqadmin, in their order, in the form of `shape`."""
     return [shape(words) for words in lines_of(section) if words[0] in ("rmq", "mqadmin")]
 
 
 def services_of(section: str) -> set[str]:
-    """What the section does to services: `restart broker` of `sudo systemctl restart rmq-broker`."""
+    """The actions of the section on services: `restart broker` of `sudo systemctl restart rmq-broker`."""
     text = "\n".join(shlex.join(words) for words in lines_of(section))
     return {
         f"{verb} {kind}"
@@ -92,7 +92,7 @@ def until(condition: Callable[[], object], what: Callable[[], str]) -> None:
 
 
 def crowding() -> float:
-    """How many processes want each core of this machine, at least 1."""
+    """The number of processes that want each core of this machine, at least 1."""
     return max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
 
 
@@ -428,7 +428,7 @@ class Drill:
                 server.process.wait()
 
     def check_page(self) -> None:
-        """What was typed is what the page says, in its order; repetitions count once."""
+        """Check that the typed commands are those of the page, in its order; repetitions count once."""
         typed = [verb for at, verb in enumerate(self.ran) if at == 0 or self.ran[at - 1] != verb]
         told = commands_of(self.section)
         told = [verb for at, verb in enumerate(told) if at == 0 or told[at - 1] != verb]

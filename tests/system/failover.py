@@ -59,7 +59,7 @@ CONTROLLERS = "kill the leading controller", "kill another controller", "kill a 
 
 @define
 class Report:
-    """What came out."""
+    """The results of a campaign."""
 
     acknowledged: list[str] = field(factory=list)
     lost: list[str] = field(factory=list)
@@ -298,7 +298,7 @@ async def run(
 
 
 def _bar(done: int, count: int, report: Report) -> None:
-    """How far it is, where somebody looks."""
+    """A progress bar, on a terminal."""
     if sys.stderr.isatty():
         filled = round(30 * done / max(1, count))
         bar = "#" * filled + "." * (30 - filled)
@@ -464,7 +464,7 @@ async def _stored(client: rmq.Client, brokers: Sequence[str], queues: int) -> se
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Those of `run`, by their names there."""
+    """Add the options of `run`, by their names in `run`."""
     parser.add_argument("--size", type=int, default=3, help="brokers of the set, 2 or 3")
     parser.add_argument("--kills", type=int, default=0)
     parser.add_argument("--pauses", type=int, default=0)

@@ -19,7 +19,7 @@ SWITCH: Final = "10.77.0.1"
 
 
 def lacks() -> str:
-    """What is missing for machines; empty if nothing is."""
+    """The programs that are missing for machines; empty if none is."""
     if os.geteuid() != 0:
         return "only root may make network namespaces"
     if not all(map(shutil.which, ("ip", "unshare", "nsenter"))):
@@ -42,7 +42,7 @@ def _ip(*words: str) -> None:
 
 
 class Switch:
-    """Where the cables of all machines end."""
+    """The switch with the cables of all machines."""
 
     def __init__(self) -> None:
         self._machines: list[Machine] = []
@@ -89,22 +89,22 @@ class Machine:
         subprocess.run([*self.prefix, "ip", *words], check=True)
 
     def pull_cable(self) -> None:
-        """Nothing goes in or out, and nobody is told."""
+        """Stop all traffic of a machine, without a notice to any side."""
         _ip("link", "set", self._cable, "down")
 
     def plug_in(self) -> None:
-        """Its cable is in again."""
+        """Put the cable of a machine in again."""
         _ip("link", "set", self._cable, "up")
 
     def drop(self, host: str) -> None:
-        """What it sends to a host is lost: so no connection of the two goes on, and none begins."""
+        """Lose all packets to a host: no connection to it goes on, and none begins."""
         self._own("route", "add", "blackhole", f"{host}/32")
 
     def take(self, host: str) -> None:
-        """What it sends to a host arrives again."""
+        """Deliver packets to a host again."""
         self._own("route", "del", "blackhole", f"{host}/32")
 
     def close(self) -> None:
-        """Its network ends with what runs there."""
+        """End the network of a machine with its processes."""
         self._holder.kill()
         self._holder.wait()

@@ -56,7 +56,7 @@ def let_control(run: Drill, server: Server, servers: list[Server]) -> None:
 
 
 def brokers_of_a_set(run: Drill, controllers: str) -> list[Server]:
-    """Its first master and a replica."""
+    """The first master and a replica of a set."""
     master = run.broker(SET, controllerAddr=controllers, durability="replicated")
     replica = run.slave(SET, controllerAddr=controllers, flushDiskType="SYNC_FLUSH")
     return [master, replica]

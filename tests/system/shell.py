@@ -47,17 +47,17 @@ class Shell:
         return runner.invoke(command, list(arguments), input=given, catch_exceptions=False)
 
     def ok(self, *arguments: str, given: str | None = None) -> str:
-        """What a command prints that must end with 0."""
+        """The output of a command that must end with 0."""
         done = self.run(*arguments, given=given)
         assert done.exit_code == 0, done.output
         return done.stdout
 
     def rows(self, *arguments: str) -> Any:
-        """What a command prints as JSON."""
+        """The output of a command, as JSON."""
         return json.loads(self.ok(*arguments, "-o", "json"))
 
     def start(self, *arguments: str, stdin: int | None = subprocess.DEVNULL) -> subprocess.Popen[str]:
-        """As a process of its own."""
+        """Start a command as a process of its own."""
         return subprocess.Popen(
             [sys.executable, "-m", "rmq", *arguments],
             env={**os.environ, **self.environment, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"},

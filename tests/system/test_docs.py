@@ -152,7 +152,7 @@ AROUND = {
 
 
 def whole(page: str, number: int, program: str, loop: str) -> str:
-    """What is run of a program of a page."""
+    """The program that is run for a program of a page."""
     around = AROUND[page][number] if page in AROUND else "BLOCK"
     if around is FRAGMENT:
         program = program.replace("    ...\n", "    await anyio.sleep(1)\n").replace("\n", "\n        ")
@@ -201,7 +201,7 @@ def test_each_program_comes_for_asyncio_first_and_then_for_trio(page: str) -> No
 
 
 def shape(program: str) -> list[str]:
-    """What a program says of rmq: the same in both forms."""
+    """The statements of a program about rmq: equal in both forms."""
     return re.findall(r"(?:client|producer|consumer|puller|rmq|delivery|app)\.(\w+)", program)
 
 

@@ -34,7 +34,7 @@ def test_every_section_has_its_drill() -> None:
 
 
 def has_table(server: Server, name: str, words: str) -> bool:
-    """Whether a server has saved that of the tables."""
+    """True if a server has saved this table."""
     file = server.store / "config" / f"{name}.json"
     return file.exists() and words in file.read_text()
 
@@ -88,7 +88,7 @@ def test_drain(tmp_path: pathlib.Path) -> None:
 
 
 def ends(run: Drill, broker: str) -> int:
-    """How many messages of the topic a broker has taken."""
+    """The number of messages of the topic that a broker has taken."""
     rows = run.shell.rows("topic", "stats", TOPIC)
     return sum(row["max_offset"] for row in rows if row["broker"] == broker)
 
@@ -181,7 +181,7 @@ def check_that_a_shorter_log_is_told_of(run: Drill, master: Server, slave: Serve
 
 
 def begins(server: Server) -> int:
-    """Where a broker's log begins, by its metrics."""
+    """The begin of a broker's log, by its metrics."""
     with urllib.request.urlopen(
         f"http://127.0.0.1:{server.settings['metricsPort']}/metrics", timeout=60
     ) as got:
@@ -327,7 +327,7 @@ def of_broker_a(run: Drill) -> list[dict[str, str]]:
 
 
 def python_path(folder: pathlib.Path) -> str:
-    """Where a process finds the rmq of that folder."""
+    """The path on which a process finds the rmq of this folder."""
     return f"{folder}{os.pathsep}{folder / 'plugins'}"
 
 

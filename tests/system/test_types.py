@@ -256,7 +256,7 @@ def by_pyright(folder: pathlib.Path) -> tuple[Found, str]:
 
 
 def _is_of_airflow(message: str) -> bool:
-    """It is not installed here: its packages are many, and pin others."""
+    """True for modules of Airflow, which is not installed: it has many packages, and pins others."""
     return message.startswith('Import "airflow')
 
 
@@ -306,7 +306,7 @@ def test_slips_are_errors(checker: Checker, tmp_path: pathlib.Path) -> None:
 
 
 def test_keywords_are_those_of_the_classes() -> None:
-    """What is written twice for type checkers is the same."""
+    """The second copy for type checkers is equal to the classes."""
     import inspect
 
     settings = {field.name: field.type for field in attrs.fields(ClientConfig)}

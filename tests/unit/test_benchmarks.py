@@ -1,4 +1,4 @@
-"""What the benchmarks beside other brokers are made of: bytes of other protocols, rounds, and the page."""
+"""Parts of the benchmarks beside other brokers: bytes of other protocols, rounds, and the page."""
 
 from __future__ import annotations
 

@@ -175,7 +175,7 @@ def test_cve_2019_17572_topics_name_no_folder_but_their_own(topic: str) -> None:
 
 
 def test_cve_2019_17572_a_slave_takes_no_such_topic_from_its_master() -> None:
-    """Whoever answers in a master's place sends a table of topics, and records of the log."""
+    """A program that answers in a master's place sends a table of topics, and records of the log."""
     rig = Rig(store={"broker_role": BrokerRole.SLAVE}, broker_id=1)
     table = {topic: TopicConfig(topic, 1, 1) for topic in ("../../x", "/etc/x", "Orders")}
     body = TopicConfigSerializeWrapper(table, DataVersion(1, 1)).to_json()

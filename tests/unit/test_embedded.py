@@ -105,7 +105,7 @@ def test_on_asyncio_one_task_opens_it_and_another_closes_it(tmp_path: pathlib.Pa
 
 
 async def upgraded(address: str) -> bytes:
-    """What comes when a browser asks for a WebSocket."""
+    """The response to a browser that asks for a WebSocket."""
     async with open_stream(TcpNetwork(), address, limits=Limits()) as stream:
         await stream.send_all(b"GET / HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\n\r\n")
         return bytes(await stream.receive_some())

@@ -268,7 +268,7 @@ def test_a_group_leaves_room_for_the_name_of_its_retry_topic() -> None:
 
 @pytest.mark.parametrize("port", [-1, 65536, 1 << 30])
 def test_a_unique_id_is_no_offset_id(port: int) -> None:
-    """It has the same length: the bytes where a port would be are a process and a number."""
+    """A unique id has the same length: in the place of the port it has a process and a number."""
     text = (bytes([10, 0, 0, 1]) + struct.pack(">iq", port, 7)).hex()
     with pytest.raises(LocalProtocolError, match="unique id"):
         parse_offset_message_id(text)

@@ -1,4 +1,4 @@
-"""What others wrote, made fit for a terminal."""
+"""Foreign text, made fit for a terminal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a server frees is the system's again, whatever it has held before."""
+"""Memory that a server frees goes back to the system, after any load."""
 
 from __future__ import annotations
 

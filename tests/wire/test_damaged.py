@@ -31,7 +31,7 @@ def java(code: int, opaque: int, text: str = "x", flag: int = 0) -> bytes:
 
 
 def go(code: int, opaque: int, text: str = "x") -> bytes:
-    """As encoding/json writes it: its members as they were declared."""
+    """JSON in the form of encoding/json: members in the order of their declaration."""
     fields = {"code": code, "language": "GO", "version": 317, "opaque": opaque, "flag": 0, "remark": ""}
     return json.dumps({**fields, "extFields": {"i": text}}, separators=(",", ":")).encode()
 
@@ -98,7 +98,7 @@ def test_a_oneway_request_gets_no_answer() -> None:
 
 
 def test_a_response_that_is_too_long_ends_the_connection() -> None:
-    """It is no request: whoever waits for it must learn that it will not come."""
+    """The response is no request: its caller must learn that it will not arrive."""
     with pytest.raises(RemoteProtocolError, match="over the limit of 1024"):
         Decoder(max_header=KIB).feed(frame(java(0, 7, "x" * 2000, flag=1)))
 

@@ -144,7 +144,7 @@ def read_folder(folder: pathlib.Path) -> Found:
 
 
 async def until_stopped(address: str) -> str:
-    """Until a slave says that it follows no more; why."""
+    """Wait until a slave reports that it follows no more; return the reason."""
     with trio.fail_after(60):
         async with Pool(TcpNetwork(), ClientOnlyEndpoint()) as pool:
             while True:

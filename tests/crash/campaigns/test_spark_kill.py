@@ -195,7 +195,7 @@ class Replay:
         return found
 
     async def length(self) -> int:
-        """How many messages are in the target."""
+        """The number of messages in the target."""
         queues = await self.puller.message_queues(TARGET)
         return sum([await self.puller.max_offset(queue) for queue in queues])
 

@@ -47,7 +47,7 @@ def is_good(one: bytes) -> bool:
 
 @frozen
 class Difference:
-    """What is missing in one place of what is in another, and what is there too often."""
+    """The rows of one place that are missing in another place, and the rows that are in it too often."""
 
     lost: int
     doubled: int
@@ -113,7 +113,7 @@ class Brokers:
         self.slave = self._slave()
 
     def _end(self) -> int:
-        """How many messages the set has according to the replica that answers."""
+        """The number of messages of the set according to the replica that answers."""
         with blocking.connect(self.namesrv) as client, client.pull_consumer("auditors") as consumer:
 
             def end() -> int:
@@ -181,12 +181,12 @@ class Job:
             self.restart()
 
     def is_started(self) -> bool:
-        """Whether the streams of the present process have begun."""
+        """True if the streams of the present process have begun."""
         self.supervise()
         return "started" in self._process.lines
 
     def batches(self) -> list[int]:
-        """How many batches each stream has done."""
+        """The number of finished batches of each stream."""
         return [batches_in(self._folder / "checkpoints" / name / "commits") for name in self._streams]
 
     def await_batches(self) -> None:

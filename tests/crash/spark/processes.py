@@ -24,6 +24,6 @@ def signal_all(process: Process, number: signal.Signals) -> None:
 
 
 def batches_in(log: pathlib.Path) -> int:
-    """How many batches a log of a checkpoint (`offsets`, `commits`) has had. Spark keeps the files of the
-    last 100 only."""
+    """The number of batches in a log of a checkpoint (`offsets`, `commits`). Spark keeps the files of the
+    last 100 batches only."""
     return max((int(path.name) + 1 for path in log.glob("[0-9]*") if path.name.isdigit()), default=0)

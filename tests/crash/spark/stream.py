@@ -165,7 +165,7 @@ def campaign(stream: Stream, kills: int, seed: int) -> Writers:
 
 
 def stored(namesrv: str, topic: str = TOPIC) -> dict[tuple[str, int, int], bytes]:
-    """What the topic has: (broker, queue, offset) and body of each message."""
+    """The contents of the topic: (broker, queue, offset) and body of each message."""
     found = {}
     with blocking.connect(namesrv) as client, client.pull_consumer("auditors") as consumer:
         for queue in consumer.message_queues(topic):

@@ -29,7 +29,7 @@ class JavaCluster:
     sent: list[rmq.SendResult]
 
     def ours(self, name: str, *words: str) -> str:
-        """What `rmq admin` prints."""
+        """The output of `rmq admin`."""
         said = CliRunner().invoke(admin, [name, "-n", self.namesrv, *words])
         assert said.exit_code == 0, said.output
         return said.output

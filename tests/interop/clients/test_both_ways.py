@@ -1,4 +1,5 @@
-"""What RocketMQ's users rely on, with the Java client and ours side by side, on the Java broker and on ours.
+"""The features that RocketMQ's users rely on, with the Java client and ours side by side, on the Java broker
+and on ours.
 
 Where a test names no direction, it runs in both: Java's clients on our broker, and ours on Java's.
 """

@@ -1,4 +1,4 @@
-"""What our client promises beyond sending and consuming, on the Java servers and on ours."""
+"""Promises of our client beyond sending and consuming, on the Java servers and on ours."""
 
 from __future__ import annotations
 

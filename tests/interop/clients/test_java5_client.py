@@ -59,7 +59,8 @@ async def test_javas_traces(five: Processes, ours: str) -> None:
 
 
 async def test_traces_of_its_consumer(five: Processes, ours: str) -> None:
-    """It sends them of messages with MSG_REGION only. Our broker writes it if regionInMessages=true."""
+    """The client traces only messages with MSG_REGION. Our broker writes this property if
+    regionInMessages=true."""
     async with (
         client_of(ours, seconds=180) as client,
         client.producer("p") as producer,
@@ -84,7 +85,8 @@ def driver(five: Processes, ours: str) -> Driver:
 
 
 async def test_its_lite_pull_consumer(ours: str, driver: Driver) -> None:
-    """Its pulls are requests 361. With queues of its choice from an offset on, and as a member of a group."""
+    """The pulls of this client are requests 361. It pulls queues of its choice from an offset on, and as a
+    member of a group."""
     async with client_of(ours, seconds=180) as client, client.producer("five") as producer:
         topic = await topic_of(client, "Lite")
         results = [await producer.send(rmq.Message(topic, b"m%d" % number)) for number in range(40)]

@@ -40,7 +40,7 @@ def names(java5: Java, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str
 
 
 def run(names: str, *arguments: str, status: int = 0) -> str:
-    """What a command prints."""
+    """The output of a command."""
     said = CliRunner().invoke(command, [*arguments, "-n", names])
     assert said.exit_code == status, said.output
     return said.output

@@ -1,4 +1,5 @@
-"""What the stock Java client and mqadmin get beyond plain messages: replies, SQL92, resets, relayed calls."""
+"""Answers for the stock Java client and mqadmin beyond plain messages: replies, SQL92, resets, relayed
+calls."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def folder(tmp_path: pathlib.Path) -> pathlib.Path:
 
 
 def settings(folder: pathlib.Path, mode: str, **more: str) -> dict[str, str]:
-    """What our services need to speak TLS."""
+    """The settings of our services for TLS."""
     files = {
         "tlsCertPath": str(folder / "server.pem"),
         "tlsKeyPath": str(folder / "server.key"),

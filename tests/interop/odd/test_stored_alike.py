@@ -1,5 +1,5 @@
-"""Whatever RocketMQ 4.9.7 stores, our broker stores, byte for byte: odd messages through the raw protocol and
-by the stock Java client."""
+"""Odd messages through the raw protocol and by the stock Java client: our broker stores each message that
+RocketMQ 4.9.7 stores, byte for byte."""
 
 from __future__ import annotations
 
@@ -48,11 +48,11 @@ class Side:
         return self.line.ask(one.code, one.fields, one.body, binary=one.binary)
 
     def stored(self, answer: Answer) -> Record | None:
-        """What the log has of a message that was stored; None for an answer without a place."""
+        """The log's record of a stored message; None for a response without a place."""
         return self.record(answer.fields.get("msgId", ""))
 
     def record(self, places: str) -> Record | None:
-        """What the log has at the first of these offset ids; None without any."""
+        """The log's record at the first of these offset ids; None without any."""
         place = places.partition(",")[0]
         if len(place) != 32:
             return None
@@ -84,13 +84,13 @@ def sides(java: Java, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tupl
 
 @pytest.fixture(scope="module")
 def odd_client(java: Java, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Processes]:
-    """Where the Java client runs."""
+    """The processes of the Java client."""
     with Processes(java, tmp_path_factory.mktemp("client")) as started:
         yield started
 
 
 def difference(one: Odd, theirs: Side, ours: Side) -> str:
-    """How our broker differs with a message that Java's stores or refuses; empty when it does not."""
+    """The difference of our broker for a message that Java's broker stores or refuses; empty without any."""
     expected, answer = theirs.send(one), ours.send(one)
     if expected.code != 0:
         # An exception of Java's is a refusal with its reason at ours.
@@ -113,7 +113,7 @@ def difference(one: Odd, theirs: Side, ours: Side) -> str:
 
 
 def taken(known: Record) -> Record:
-    """What our broker takes of a message that Java's has stored."""
+    """The record that our broker stores for a message that Java's broker has stored."""
     properties = {name: value for name, value in known.properties.items() if name not in BROKERS_NAMES}
     if known.topic == TOPIC.encode():
         return evolve(known, sys_flag=known.sys_flag & SENDERS_FLAGS, properties=properties)

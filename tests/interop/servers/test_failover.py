@@ -41,7 +41,7 @@ def test_clients_lose_nothing_when_masters_die(
 def test_a_go_consumer_reads_on_when_the_slave_dies_at_which_it_waits(
     processes: Processes, tmp_path: pathlib.Path
 ) -> None:
-    """Its client does not see that, and takes the master's answer."""
+    """Go's client does not see the death of the slave, and accepts the master's answer."""
     program("go", processes.java)
     report = trio.run(
         lambda: run(tmp_path, size=2, kills=0, slaves=1, load_s=10, beside=Clients(processes, ["go"]))

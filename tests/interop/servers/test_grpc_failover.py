@@ -138,7 +138,7 @@ class Work:
         raise AssertionError(f"{what} not within {SECONDS:g} s: {rows}")
 
     def check(self) -> None:
-        """Nothing acknowledged was lost, or came after its acknowledgement."""
+        """Check that no acknowledged message was lost, or came after its acknowledgement."""
         assert {row[0] for row in self.sender.told("sent")} == set(self.bodies)
         verdict = judge(self.sender, self.consumers, EVERY_MS / 1000)
         assert (verdict.lost, verdict.again) == ([], [])

@@ -39,7 +39,7 @@ def accounts(folder: pathlib.Path, quota: str) -> pathlib.Path:
 
 
 def java(processes: Processes, folder: pathlib.Path, quota: str, *words: str) -> list[dict[str, object]]:
-    """What a producer of Java 4.9.7 has printed under a quota."""
+    """The output of a producer of Java 4.9.7 under a quota."""
     namesrv = processes.rmq_namesrv()
     store = folder / "store"
     processes.rmq_broker(namesrv, store, aclEnable="true", aclFile=str(accounts(folder, quota)))

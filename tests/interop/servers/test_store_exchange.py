@@ -156,7 +156,8 @@ def test_a_java_broker_opens_a_store_whose_group_takes_messages_one_by_one(
 def test_a_java_broker_opens_a_store_with_messages_that_a_limit_gave_up(
     processes: Processes, tmp_path: pathlib.Path, how: str
 ) -> None:
-    """It knows no limits of topics: it shows all that the log still has, and takes more."""
+    """A Java broker knows no limits of topics: it shows all messages that the log still has, and stores
+    more."""
     store = tmp_path / "store"
     ours, java = Servers(processes, "rmq"), Servers(processes, "java")
     broker = ours.broker(store, cleanResourceInterval="1000", flushDiskType="SYNC_FLUSH")

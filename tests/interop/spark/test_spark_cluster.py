@@ -155,7 +155,8 @@ def bare_python(folder: pathlib.Path) -> str:
 
 
 def has_rmq(python: str) -> bool:
-    """Whether this Python has rmq where the cluster's processes would find it. It has what rmq needs."""
+    """True if this Python has rmq in the place where the cluster's processes would find it, with the packages
+    that rmq needs."""
     run([python, "-c", "import pyarrow, pyspark, trio"])
     command = [python, "-c", "import rmq.message"]
     return subprocess.run(command, capture_output=True, env=OUTSIDE, cwd="/").returncode == 0

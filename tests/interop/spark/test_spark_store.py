@@ -42,7 +42,8 @@ def spark() -> Iterator[Any]:
 
 @pytest.fixture
 def folder(tmp_path: pathlib.Path) -> Iterator[pathlib.Path]:
-    """Where the generated store is; it is removed at once, since pytest keeps its own folders for a while."""
+    """The folder of the generated store; it is removed at once, since pytest keeps its own folders for a
+    while."""
     found = pathlib.Path(os.environ.get("RMQ_SPARK_STORE") or tmp_path / "store")
     found.mkdir(parents=True)
     yield found
@@ -101,7 +102,7 @@ class JavaDecoder:
 
 
 def explain(frame: Any, java: JavaDecoder, found: list[Any], expected: list[Any]) -> str:
-    """What differs between the digests, and in the first block that does which values."""
+    """The differences between the digests, and the different values of the first different block."""
     ours, theirs = ({row["block"]: row for row in rows} for rows in (found, expected))
     blocks = [block for block in sorted(ours.keys() | theirs.keys()) if ours.get(block) != theirs.get(block)]
     names = {

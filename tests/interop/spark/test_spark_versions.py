@@ -1,4 +1,4 @@
-"""What every Spark from 4.0 on must do with a topic; `nox -s spark_versions` brings the Sparks."""
+"""The work of every Spark from 4.0 on with a topic; `nox -s spark_versions` brings the Sparks."""
 
 from __future__ import annotations
 

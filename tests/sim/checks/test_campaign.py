@@ -92,7 +92,7 @@ def test_a_log_gets_a_line_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_ctrl_c_ends_it_with_the_sums_so_far() -> None:
-    """As a terminal sends it: to all processes."""
+    """The signal goes to all processes, as from a terminal."""
     code = (
         # Who runs the tests may ignore it.
         "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler);"

@@ -18,7 +18,7 @@ can tell."""
 
 
 class LeaseClocks:
-    """Those of all machines. Without a seed all run at the same rate."""
+    """The lease clocks of all machines. Without a seed all run at the same rate."""
 
     def __init__(self, seed: int | None = None) -> None:
         self._chance = random.Random(f"{seed} clocks")
@@ -27,7 +27,7 @@ class LeaseClocks:
         self._rates: dict[str, float] = {}
 
     def now(self, machine: str, true: float | None = None) -> float:
-        """What a machine's clock shows now, or at another true time."""
+        """The time of a machine's clock now, or at another true time."""
         true = trio.current_time() if true is None else true
         if not self.run_apart:
             return true

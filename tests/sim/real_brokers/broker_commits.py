@@ -26,7 +26,7 @@ GROUP = "G"
 
 
 class Commits:
-    """What was answered, and what each replica must know of it at least."""
+    """The answered commits, and the least that each replica must know of them."""
 
     def __init__(self) -> None:
         self._floors: dict[str, int] = {}
@@ -68,7 +68,7 @@ class Commits:
         self._floors[node.host] = min(saved, self._floors.get(node.host, 0))
 
     def look(self, acting: list[Node]) -> None:
-        """Whether who acts as master knows what it must. Raises Violation."""
+        """Check that the acting master knows all answered commits. Raises Violation."""
         for node in acting:
             assert node.broker is not None
             offset = max(0, node.broker.offsets.get(GROUP, "T", 0))

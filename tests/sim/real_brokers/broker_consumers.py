@@ -42,7 +42,8 @@ CONCURRENCY: Final = 4
 
 
 class Consumers:
-    """What was sent to them, and what each group has had. `look` says what was wrong."""
+    """The messages for two groups of consumers, and the messages that each group has received. `look` reports
+    faults."""
 
     def __init__(self, seed: int) -> None:
         self._chance = random.Random(f"{seed} consumers")
@@ -79,8 +80,8 @@ class Consumers:
                     self.acknowledged.add(f"c{number}")
 
     async def settle(self) -> None:
-        """Nothing new is sent, no member ends and no handler fails. Wait until the groups have had all.
-        Raises Violation."""
+        """Send no new message, end no member and let no handler fail; wait until the groups have all
+        messages. Raises Violation."""
         self._is_settling = True
         self._settles.set()
         with trio.move_on_after(HAD_SECONDS):
@@ -146,7 +147,7 @@ class Consumers:
             nursery.cancel_scope.cancel()
 
     async def _sleep(self, seconds: float) -> None:
-        """That long, or until all settles."""
+        """Sleep for this time, or until `settle` begins."""
         with trio.move_on_after(seconds):
             await self._settles.wait()
 

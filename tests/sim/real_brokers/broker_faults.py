@@ -1,4 +1,4 @@
-"""What goes wrong in the simulation of real brokers, by chance.
+"""Random faults in the simulation of real brokers.
 
 Some kinds of faults every seed has, and of those in `MORE` about half: what all together hide, few show.
 """
@@ -188,7 +188,7 @@ class Faults:
         return True
 
     def _bad_disk(self, node: Node, seconds: float) -> bool:
-        """It fails, in one way or another."""
+        """Let the disk of a broker fail, in one of several ways."""
         chance = self._chance
 
         def fail() -> None:
@@ -220,7 +220,7 @@ class Faults:
         self._mending.remove(scope)
 
     async def _bad_disk_only(self, node: Node) -> None:
-        """When nothing else is wrong, messages are taken again soon. Raises Violation."""
+        """Let a disk fail without any other fault: sends must succeed soon. Raises Violation."""
         if not await self._alone():
             return
         if self._bad_disk(node, 2 * TAKEN_SECONDS):
@@ -246,7 +246,7 @@ class Faults:
             self._mending[-1].cancel()
 
     def _hang(self, node: Node, chance: random.Random, seconds: float) -> bool:
-        """Its syncs hang."""
+        """Let the syncs of a disk hang."""
 
         def hang() -> None:
             self.counts["hang"] += 1
@@ -337,7 +337,7 @@ class Faults:
                 network.silence(one, node.host)
 
     async def _silence_only(self, node: Node) -> None:
-        """When nothing else is wrong, messages are taken again soon. Raises Violation."""
+        """Silence a direction without any other fault: sends must succeed soon. Raises Violation."""
         if await self._alone():
             self._silence(node)
             await self._until_taken(f"{node.host} is cut off one way")
@@ -385,7 +385,7 @@ class Faults:
             node.disk.on_change = node.disk.on_sync = None
 
     def _peers(self, node: Node) -> tuple[str, ...]:
-        """Whom a bad link may lead to."""
+        """The possible other ends of a bad link."""
         choices = (self._others(node), CONTROLLER_HOSTS, (NAME_SERVER,), (CLIENT,))
         return self._chance.choice(choices)
 

@@ -32,7 +32,7 @@ LIVE_SECONDS: Final = 30.0
 
 
 class Locks:
-    """Who believes to hold what, and which brokers must know it."""
+    """The locks that members believe to hold, and the brokers that must know them."""
 
     def __init__(self, chance: random.Random) -> None:
         self._chance = chance

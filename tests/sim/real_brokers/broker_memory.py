@@ -1,4 +1,4 @@
-"""What brokers of the simulation still have in memory when all is healed and clients have gone.
+"""The contents of brokers' memory in the simulation when all faults are healed and clients have gone.
 
 Nothing waits any more: no send, no transaction, no request to a client. A master has one link of each
 follower. And no table of a broker, wherever it is, has more entries than a set with three topics and a
@@ -33,7 +33,7 @@ _OURS: Final = ("rmq.broker.", "rmq.remoting.", "rmq.controller.")
 
 
 def waiting(broker: Broker) -> dict[str, str]:
-    """What of a master waits for something."""
+    """The parts of a master that wait for something."""
     gauges = gauges_of(broker)
     return {name: gauges[name] for name in NOTHING_WAITS if int(gauges[name])}
 

@@ -26,7 +26,7 @@ FROM_MASTER = 0.8
 
 
 class Reader:
-    """Where it is, and what it has had."""
+    """The position of a reader, and the messages that it has read."""
 
     def __init__(self, chance: random.Random) -> None:
         self._chance = chance

@@ -1,5 +1,5 @@
-"""What clients do in the simulation of real brokers beside plain sends, and what must hold of it:
-transactions and delayed messages.
+"""Traffic of clients in the simulation of real brokers beside plain sends, and its checks: transactions and
+delayed messages.
 
 Each kind sends all the time, notes what was acknowledged, and says at the end what is still to come and what
 is wrong. Messages go to a named queue, so that no client sends one twice: what is there twice then was
@@ -29,7 +29,7 @@ SCAN_SECONDS: Final = 0.05
 
 
 class Violation(Exception):
-    """What must hold does not."""
+    """A broken rule."""
 
 
 class Traffic(Protocol):
@@ -45,10 +45,10 @@ class Traffic(Protocol):
         """Begin nothing new."""
 
     def missing(self, bodies: set[str]) -> list[str]:
-        """What was acknowledged and has to be delivered, and is not among these."""
+        """The acknowledged messages that must be delivered, and are not among these."""
 
     def check(self, messages: Iterable[StoredMessage]) -> None:
-        """Whether these, all of the topic, may be there. Raises Violation."""
+        """Check that these messages, all of the topic, may be in the store. Raises Violation."""
 
 
 def check_copies(

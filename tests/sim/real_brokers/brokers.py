@@ -100,12 +100,12 @@ class Node:
         self.broker = broker
 
     def number(self) -> int:
-        """Its number in the set; 0 before it has one."""
+        """The broker's number in the set; 0 before it has one."""
         manager = None if self.broker is None else getattr(self.broker.role, "manager", None)
         return 0 if manager is None else manager.number
 
     def has_stepped_down(self) -> bool:
-        """Whether it must act no more in its epoch."""
+        """True if the broker must act no more in its epoch."""
         manager = None if self.broker is None else getattr(self.broker.role, "manager", None)
         return manager is not None and manager.replica is not None and manager.replica.has_stepped_down
 
@@ -396,7 +396,7 @@ class Set:
         return f"{at} {digest.hexdigest()}"
 
     def messages(self, node: Node, topic: str) -> list[StoredMessage]:
-        """What a broker has of a topic, queue after queue. Raises Violation for a gap."""
+        """The messages of a topic at a broker, queue after queue. Raises Violation for a gap."""
         assert node.broker is not None
         store = node.broker.store
         found = []

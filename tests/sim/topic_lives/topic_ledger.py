@@ -37,7 +37,7 @@ class Acknowledged:
 
 
 class Ledger:
-    """What became of each topic."""
+    """The lives of each topic, and their messages."""
 
     def __init__(self) -> None:
         self._deletions: dict[str, list[Deletion]] = defaultdict(list)
@@ -75,7 +75,7 @@ class Ledger:
         return [one for one in self._acknowledged[topic] if one.place is not None and one.until < since]
 
     def check(self, host: str, topic: str, messages: Iterable[StoredMessage]) -> None:
-        """Whether a broker has of a topic what it must, and nothing else. Raises Violation."""
+        """Check that a broker has all required messages of a topic, and no other. Raises Violation."""
         there: dict[str, set[tuple[int, int]]] = defaultdict(set)
         for message in messages:
             there[message.body.decode()].add((message.queue_id, message.queue_offset))
@@ -90,12 +90,12 @@ class Ledger:
                 raise Violation(f"{host}: {one.body} of a topic {topic} that was deleted is back")
 
     def missing(self, topic: str, had: Iterable[str]) -> list[str]:
-        """What of the topic's present life is not among these bodies."""
+        """The messages of the topic's present life that are not among these bodies."""
         return sorted({one.body for one in self.present(topic)}.difference(had))
 
 
 def check_same(tables: Mapping[str, Mapping[object, object]], what: str) -> None:
-    """Whether all replicas have the same rows. Raises Violation, which names the first that differs."""
+    """Check that all replicas have the same rows. Raises Violation, which names the first different row."""
     (first_host, first), *others = tables.items()
     for host, table in others:
         for key in sorted(first.keys() | table.keys(), key=str):

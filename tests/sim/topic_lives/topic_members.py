@@ -40,7 +40,7 @@ class Member:
 
 
 class Members:
-    """What each group has had, and who is there now."""
+    """The messages of each group, and its present members."""
 
     def __init__(self, seed: int, topics: Collection[str]) -> None:
         self._chance = random.Random(f"{seed} members")

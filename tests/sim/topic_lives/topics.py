@@ -301,7 +301,7 @@ class TopicSimulation(BrokerSimulation):
                 await trio.sleep(0.1)
 
     def _check_topics(self, found: Set) -> dict[object, object]:
-        """Whether all replicas have the same of topics; returns their queues. Raises Violation."""
+        """Check that all replicas have the same topics; return their queues. Raises Violation."""
         topics, groups, offsets, queues = {}, {}, {}, {}
         for node in found.nodes:
             assert node.broker is not None
@@ -317,9 +317,8 @@ class TopicSimulation(BrokerSimulation):
         return queues[found.nodes[0].host]
 
     def _check_disks(self, found: Set, queues: dict[object, object]) -> None:
-        """Whether disks that no broker has open are in order, and give the same queues again. Raises
-        Violation.
-        """
+        """Check that disks that no broker has open are in order, and give the same queues again. Raises
+        Violation."""
         for node in found.nodes:
             report = audit(node.disk, "/store")
             if not report.is_clean:

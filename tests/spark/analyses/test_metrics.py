@@ -1,4 +1,4 @@
-"""What is told of streams, from the events that Spark gives a listener."""
+"""Metrics of streams, from the events that Spark gives a listener."""
 
 from __future__ import annotations
 

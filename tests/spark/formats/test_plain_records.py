@@ -1,4 +1,4 @@
-"""What the compiled engine makes of records, good or damaged, is what Python makes of them."""
+"""Records, good or damaged: the compiled engine reads the same as Python."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def compiled() -> Iterator[None]:
 
 
 def by_hand(data: bytes, starts: Sequence[int], schema: pa.Schema, *, decompress: bool) -> pa.RecordBatch:
-    """As decode_batch makes it without the engine."""
+    """The batch that decode_batch makes without the engine."""
     made = Records(np.frombuffer(data, np.uint8), np.array(starts), "b", decompress=decompress)
     return pa.RecordBatch.from_arrays([made.column(one.name, one.type) for one in schema], schema=schema)
 

@@ -53,7 +53,7 @@ def at(ms: float) -> datetime:
 
 
 def passes(row: Row, pushed: Any) -> bool:
-    """What Spark makes of a filter."""
+    """True if a row passes a filter in Spark."""
     if isinstance(pushed, ds.Not):
         return not passes(row, pushed.child)
     value = row[pushed.attribute[0]]
@@ -159,7 +159,7 @@ class Table:
         return {queue: self._first_since(*self.stored[queue], timestamp_ms) for queue in queues}
 
     def _first_since(self, first: int, stored: list[int], wanted: int) -> int:
-        """As the client does it: it looks at the neighbours of what a broker has found."""
+        """Search as the client does: look at the neighbours of the message that a broker has found."""
         at = self._nearest(stored, wanted)
         while at > 0 and stored[at] >= wanted:
             at = max(at - 3, 0)
@@ -168,7 +168,7 @@ class Table:
         return first + at
 
     def _nearest(self, stored: list[int], wanted: int) -> int:
-        """As a broker does it: a search by halves for a message of the time, or else the nearest."""
+        """Search as a broker does: a binary search for a message of the time, or else the nearest."""
         low, high = 0, len(stored) - 1
         left = right = None
         while low <= high:

@@ -309,7 +309,8 @@ async def test_an_empty_range_asks_for_nothing(setting: World, broker: BrokerFro
 
 @pytest.mark.parametrize(("how", "body"), [("fail", b""), ("null", None), ("raw", b"not zlib")])
 def test_one_bad_body_ends_a_read_only_if_that_is_wanted(how: str, body: bytes | None) -> None:
-    """Else one message that says that it is compressed and is not stops a stream for good."""
+    """Without this option a single message that claims to be compressed, and is not, would stop a stream for
+    good."""
     made = [
         Record("T", 3, b"not zlib" if at == 1 else b"good", sys_flag=SYS_COMPRESSED * (at == 1), born_host=V4)
         for at in range(3)

@@ -1,4 +1,4 @@
-"""What a stream's reader answers to Spark, over brokers whose queues are a table."""
+"""Answers of a stream's reader to Spark, over brokers whose queues are a table."""
 
 from __future__ import annotations
 
@@ -45,7 +45,8 @@ class Stage:
             self.reader._whole_bounds = lambda: dict(self.bounds)  # type: ignore[method-assign]
 
     def places(self, offsets: Offsets) -> Places:
-        """As a cluster's: each message has a place of its own, another one after the topic was made anew."""
+        """Places as in a cluster: each message has a place of its own, and another place after the topic was
+        created again."""
         self.asked.append(offsets)
         return {queue: (self.made_at + 100 * at, self.made_at) for queue, at in offsets.items()}
 

@@ -288,7 +288,7 @@ def test_streams_run_and_are_started_again_and_say_how_they_are(
     began = time.monotonic()
 
     def look(seconds: float) -> None:
-        """What goes on beside the streams: between two of their steps."""
+        """Check the work beside the streams, between two of their steps."""
         assert time.monotonic() < began + SECONDS, told
         port = int(told[0].split(":")[2].split("/")[0])
         seen.append(health(port))

@@ -19,7 +19,7 @@ FLOORS = {0: 5, 1: 12}
 
 
 def save(root: Path, rows: dict[str, dict[int, int]], name: str = "consumerOffset.json") -> None:
-    """As a broker writes it."""
+    """Write the table as a broker does."""
     (root / "config").mkdir(exist_ok=True)
     (root / "config" / name).write_bytes(run_to_end(encode_offsets(rows)))
 
@@ -36,7 +36,7 @@ def places(rows: list[Row]) -> list[tuple[str, int, int]]:
 
 
 def readable(root: Path) -> list[tuple[str, int, int]]:
-    """What a broker with these limits gives to consumers."""
+    """The messages that a broker with these limits gives to consumers."""
     store = open_store(RealDisk(), root=str(root), mapped_file_size_commit_log=FILE)
     for queue_id, first in FLOORS.items():
         store.give_up_before("T", queue_id, first)

@@ -34,7 +34,7 @@ def stage(folder: ArchiveFolder, *rows: str) -> list[tuple[pathlib.Path, int]]:
 
 
 def rows_of(path: pathlib.Path) -> Counter[str]:
-    """What a reader of the folder finds now."""
+    """The rows that a reader of the folder finds now."""
     return Counter(
         word for file in path.glob("date=*/topic=*/*.parquet") for word in file.read_text().split()
     )

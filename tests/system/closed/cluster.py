@@ -96,7 +96,7 @@ class Closed:
         return done.exit_code, done.stdout, done.stderr
 
     def ok(self, *arguments: str, who: str = "manager", given: str | None = None) -> str:
-        """What a command prints that must end with 0."""
+        """The output of a command that must end with 0."""
         status, out, error = self.rmq(*arguments, who=who, given=given)
         assert status == 0, (arguments, out, error)
         return out

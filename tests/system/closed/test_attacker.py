@@ -59,7 +59,7 @@ def ask(closed: Closed, server: str, *requests: Command, who: str = "") -> list[
 
 
 def read_all(link: socket.socket) -> bytes:
-    """What comes until the other side closes."""
+    """The bytes that arrive until the other side closes."""
     parts = []
     with link:
         try:
@@ -135,7 +135,8 @@ def test_a_frame_that_was_recorded_is_not_taken_again(closed: Closed) -> None:
 
 
 def test_a_recorded_frame_of_rocketmqs_clients_is_taken_again_but_an_administrators(closed: Closed) -> None:
-    """As docs/security.md says: RocketMQ's signature holds no time and no code. TLS is what protects it."""
+    """The statement of docs/security.md: RocketMQ's signature has no time and no code. TLS protects against
+    this attack."""
     frame = signed(send("Low", b"x"), Credentials("low-user", closed.secrets["low-user"]))
     assert [answer.code for answer in ask(closed, "master-b", frame, frame)] == [0, 0]
     settings = Command.request(RequestCode.GET_BROKER_CONFIG)

@@ -1,4 +1,5 @@
-"""What servers of a closed cluster say at their start when something does not fit; and what nothing shows."""
+"""Messages of a closed cluster's servers at their start when settings do not fit; and secrets that no output
+shows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What `pip install` makes of the sources, with a C compiler and without: wheels are built as pip does it."""
+"""The results of `pip install` from the sources, with a C compiler and without: wheels are built as pip
+builds them."""
 
 from __future__ import annotations
 

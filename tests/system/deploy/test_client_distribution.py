@@ -61,7 +61,7 @@ def configuration(path: pathlib.Path) -> dict[str, object]:
 
 
 def is_of_servers(name: str) -> bool:
-    """Whether a file of a wheel is server code."""
+    """True if a file of a wheel is server code."""
     return name.split("/")[1].removesuffix(".py") in SERVER_CODE
 
 

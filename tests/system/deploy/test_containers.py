@@ -156,7 +156,7 @@ def test_the_sets_with_controllers_of_the_chart(tmp_path: pathlib.Path) -> None:
 
 
 def build_context(folder: pathlib.Path) -> None:
-    """What Dockerfile.dockerignore lets through of this checkout."""
+    """The files of this checkout that Dockerfile.dockerignore lets through."""
     lines = (DEPLOY / "docker" / "Dockerfile.dockerignore").read_text().splitlines()
     assert "*" in lines, "nothing but what is named"
     unwanted = [line.removeprefix("**/") for line in lines if line.startswith("**/")]
@@ -181,7 +181,8 @@ def open_folder() -> Iterator[pathlib.Path]:
 def test_the_steps_of_the_dockerfile_make_what_runs(
     tmp_path: pathlib.Path, open_folder: pathlib.Path
 ) -> None:
-    """Its build stage, typed by hand into another folder, and the development servers out of that."""
+    """Do the steps of the build stage by hand in another folder, and run the development servers from
+    there."""
     (context := tmp_path / "context").mkdir()
     build_context(context)
     (step,) = [line.removeprefix("RUN ") for line in dockerfile() if "pip install" in line]

@@ -49,7 +49,7 @@ SERVICES = {"broker": broker, "namesrv": namesrv, "proxy": proxy}
 
 
 def metrics() -> list[Metric]:
-    """Those of a broker and of a name server, which may have to do with controllers."""
+    """The metrics of a broker, of a name server and of their parts for controllers."""
     server = NameServer(NamesrvConfig(), now_ms=lambda: 0, kv_configs=KvConfigs(lambda data: None))
     file = ReplicaIdentity(MemoryDisk(), "/store", Random(1))
     control = ReplicaManager(
@@ -71,7 +71,7 @@ def metric_names() -> set[str]:
 
 
 def expressions() -> Iterator[tuple[str, str]]:
-    """Where an expression stands, and the expression."""
+    """Expressions, each with its place."""
     for group in yaml.safe_load((DEPLOY / "prometheus" / "alerts.yaml").read_text())["groups"]:
         for rule in group["rules"]:
             yield rule["alert"], rule["expr"]
@@ -401,7 +401,7 @@ needs_systemd = pytest.mark.skipif(shutil.which("systemd-analyze") is None, reas
 
 
 def complaints(folder: pathlib.Path, service: str) -> list[str]:
-    """What systemd says of a unit and what is added to it, with users and programs of this machine."""
+    """Complaints of systemd about a unit and its additions, with users and programs of this machine."""
     name = f"rmq-{service}.service"
     unit = (DEPLOY / "systemd" / name).read_text()
     unit = re.sub(r"ExecStart=\S+", f"ExecStart={sys.executable}", unit).replace("User=rmq", "User=root")

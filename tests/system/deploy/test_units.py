@@ -74,12 +74,12 @@ class Systemd:
         return self.ctl("show", unit, "--property", name, "--value").stdout.strip()
 
     def log(self, unit: str) -> str:
-        """What the service has written to its log file."""
+        """The log file of the service."""
         return self.inside("cat", f"{PLACE}/home/.config/log/rmq/{unit}.log").stdout
 
 
 def open_files(manager: Systemd, pid: str) -> str:
-    """How many files a process may have open, at most."""
+    """The limit of a process's open files."""
     (limit,) = re.findall(
         r"^Max open files +\d+ +(\d+)", manager.inside("cat", f"/proc/{pid}/limits").stdout, re.MULTILINE
     )

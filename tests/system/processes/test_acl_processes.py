@@ -96,7 +96,7 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
 
 
 async def sent(namesrv: str, account: Credentials | None) -> bool:
-    """Whether the account may write the topic."""
+    """True if the account may write the topic."""
     try:
         async with rmq.connect(namesrv, credentials=account) as client, client.producer("app") as producer:
             await producer.send(rmq.Message("Orders", b"x"))

@@ -117,7 +117,7 @@ def rmq(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def topics(folder: pathlib.Path) -> dict[str, bool]:
-    """Which brokers have saved the topic Fresh."""
+    """The brokers that have saved the topic Fresh."""
     files = {name: folder / "store" / name / "config" / "topics.json" for name in ("b-0", "b-1")}
     return {name: file.exists() and '"Fresh"' in file.read_text() for name, file in files.items()}
 

@@ -1,5 +1,6 @@
-"""Where others run the loop, and open in one task what another closes: pytest-asyncio and IPython, as their
-users have them; and on uvloop. For web applications see tests/unit/client/session/test_lifetime.py."""
+"""The client in programs that run the loop themselves, and open in one task what another task closes:
+pytest-asyncio and IPython, as their users have them; and on uvloop. For web applications see
+tests/unit/client/session/test_lifetime.py."""
 
 from __future__ import annotations
 
@@ -147,7 +148,7 @@ def test_fixtures_of_pytest_asyncio(loop: str, names: str, tmp_path: pathlib.Pat
 
 
 def test_the_clients_own_tests_on_uvloop() -> None:
-    """Those that are for both loops; with asyncio's own loop they are among the unit tests."""
+    """The client's tests for both loops; with asyncio's own loop they are among the unit tests."""
     pytest.importorskip("uvloop")
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "uvloop", "tests/unit/client"],

@@ -58,7 +58,7 @@ class Running:
         pytest.fail(f"it never said {pattern}: {''.join(seen)}")
 
     def end(self, *signals: signal.Signals) -> tuple[int, str]:
-        """Its status and the rest of its output."""
+        """The status of the process, and the rest of its output."""
         for one in signals:
             self.process.send_signal(one)
         said, _ = self.process.communicate(timeout=SECONDS)

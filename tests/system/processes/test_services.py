@@ -129,7 +129,7 @@ def test_signals_reload_settings_reopen_the_log_and_write_what_goes_on(tmp_path:
 
 @pytest.mark.parametrize("service", ["namesrv", "broker"])
 def test_systemd_is_told_that_it_is_ready_lives_and_stops(tmp_path: pathlib.Path, service: str) -> None:
-    """As by the units in deploy/systemd: Type=notify and WatchdogSec."""
+    """The notifications are those of the units in deploy/systemd: Type=notify and WatchdogSec."""
     path = str(tmp_path / "notify")
     settings = ["listenPort=0", "haEnable=false", f"storePathRootDir={tmp_path}/store"]
     if service == "namesrv":

@@ -43,7 +43,7 @@ def integers(bits: int) -> Iterator[str]:
 
 
 def texts(kind: str = "") -> Iterator[str]:
-    """What a text should not be: `kind` is the name of the field."""
+    """Texts that are odd for a field: `kind` is the name of the field."""
     yield from (
         "",
         " ",

@@ -94,7 +94,7 @@ class Rig:
         return wire.take()
 
     def decoded(self, data: bytes) -> list[Command]:
-        """What a connection hands over of these bytes, by the engine of the broker."""
+        """The requests that a connection makes of these bytes, by the engine of the broker."""
         return Decoder(lanes=self.broker.lanes).feed(data)
 
     def one(self, request: Command, *, wire: Wire | None = None) -> Command:
@@ -144,7 +144,7 @@ class Rig:
         return record.physical_offset
 
     def saved(self, name: str) -> bytes | None:
-        """What config/<name>.json holds; None when it was never written."""
+        """The contents of config/<name>.json; None if the file was never written."""
         return self.store.config_text(name)
 
     def fill_disk(self) -> None:

@@ -195,7 +195,7 @@ def test_what_is_not_yet_written_of_a_log_file_takes_no_room(tmp_path: pathlib.P
 
 
 def modes(folder: pathlib.Path) -> set[tuple[bool, int]]:
-    """Whether it is a folder, and the mode, of a folder and all in it."""
+    """Kind (folder or file) and mode of a folder and of all its contents."""
     return {(one.is_dir(), stat.S_IMODE(one.stat().st_mode)) for one in (folder, *folder.rglob("*"))}
 
 

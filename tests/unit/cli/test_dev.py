@@ -38,7 +38,7 @@ async def test_clients_of_5x_send_and_receive(tmp_path: pathlib.Path) -> None:
 
 
 async def test_clients_that_ask_for_tls_are_served(tmp_path: pathlib.Path) -> None:
-    """As Java's and Go's do unless told otherwise; they do not verify."""
+    """The client does not verify the certificate, as Java's and Go's by default."""
     context = ssl.create_default_context()
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     context.set_alpn_protocols(["h2"])

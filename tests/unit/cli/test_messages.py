@@ -43,7 +43,7 @@ def at(tmp_path: pathlib.Path) -> Iterator[Terminal]:
 
 
 def told(message: StoredMessage) -> tuple[object, ...]:
-    """What a copy has in common with the message."""
+    """The facts that a copy shares with the message."""
     system = {"UNIQ_KEY", "CLUSTER", "MSG_REGION", "TRACE_ON", "WAIT", "REAL_TOPIC", "REAL_QID"}
     own = [(name, value) for name, value in message.properties.items() if name not in system]
     return message.body, message.flag, sorted(pair for pair in own if not pair[0].startswith("TIMER_"))

@@ -1,4 +1,4 @@
-"""Which cluster, as whom: options, contexts and environment; and how a command ends."""
+"""The cluster and the account of a command: options, contexts and environment; and the end of a command."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ def both(request: pytest.FixtureRequest) -> Play:
 
 @pytest.fixture(params=["trio", "asyncio"])
 def in_memory(request: pytest.FixtureRequest) -> Play:
-    """As `both`, in virtual time on asyncio as well."""
+    """Same as `both`, in virtual time on asyncio, too."""
     return partial(play_in_memory, request.param)
 
 
@@ -52,6 +52,6 @@ def cluster() -> Cluster:
 
 @pytest.fixture
 async def setting(cluster: Cluster) -> AsyncIterator[World]:
-    """That cluster, served in memory."""
+    """The cluster of the fixture, served in memory."""
     async with world(cluster) as made:
         yield made

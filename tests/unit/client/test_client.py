@@ -49,7 +49,7 @@ def scope_of(backend: str, body: object, *tasks: object) -> None:
 
 
 async def wait_in_a_nursery() -> None:
-    """Whose end is a group of cancellations."""
+    """Wait in a nursery whose end is a group of cancellations."""
     async with trio.open_nursery() as nursery:
         nursery.start_soon(trio.sleep_forever)
         nursery.start_soon(trio.sleep_forever)
@@ -278,7 +278,7 @@ NOT_LOADED = (
 
 
 def test_the_import_of_the_client_loads_only_what_every_client_uses() -> None:
-    """It took 250 ms when it loaded more; a test of times would depend on the machine."""
+    """The import took 250 ms when it loaded more; a test of times would depend on the machine."""
     code = f"""
 import sys, rmq
 from rmq.protocol import bodies, headers

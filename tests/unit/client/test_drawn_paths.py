@@ -1,4 +1,5 @@
-"""What docs/design/paths.md draws is what happens: real messages are followed from function to function."""
+"""The drawings of docs/design/paths.md, compared with real messages that are followed from function to
+function."""
 
 from __future__ import annotations
 
@@ -114,7 +115,7 @@ async def test_a_send(clock: MockClock) -> None:
 
 
 def depth_of(function: str, found: Followed, outermost: str) -> int:
-    """How many frames there are from `outermost` to the first call of `function`, both counted."""
+    """The number of frames from `outermost` to the first call of `function`, both counted."""
     for name, stack in found.calls:
         if name == function and any(one.endswith(outermost) for one in stack):
             return next(at for at, one in enumerate(stack) if one.endswith(outermost)) + 2

@@ -1,4 +1,4 @@
-"""What a program that only has a client installs and loads."""
+"""The packages and modules of a program that only has a client."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What holds for all that an application calls: its docstrings, and the twin without async."""
+"""Rules for all calls of an application: the docstrings, and the twin without async."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the client promises, against our own broker, in memory and in virtual time."""
+"""Promises of the client, against our own broker, in memory and in virtual time."""
 
 from __future__ import annotations
 

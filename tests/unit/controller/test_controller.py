@@ -36,7 +36,7 @@ def serving(rig: Rig) -> ControllerRequests:
 
 
 def silent_for(rig: Rig) -> float:
-    """How long it takes until there is another master when the present one says nothing any more."""
+    """The time until the set has another master after the present master falls silent."""
     known = rig.sets.sets["s"]
     (other,) = set(known.in_sync) - {known.master}
     began = rig.now
@@ -243,7 +243,8 @@ def test_a_planned_change_waits_for_the_last_lease_and_only_takes_who_is_in_sync
 
 
 def waits_for_another(rig: Rig) -> list[Answer | NotLeader]:
-    """What a broker is answered whose registration waits for a second controller, n1, which says nothing."""
+    """The response for a broker whose registration waits for a second controller, n1, which does not
+    answer."""
     rig.run(3.0)
     raft = rig.controller.raft
     raft.add("n1", "n1", rig.now)

@@ -1,4 +1,4 @@
-"""What heartbeats say against an election by the controllers' table alone."""
+"""Reports of heartbeats against an election by the controllers' table alone."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.unit.controller.tables import do, heartbeat, register, replica, three
 
 
 def test_a_replica_in_sync_that_lacks_what_was_confirmed_is_not_elected_until_it_has_it() -> None:
-    """Its folder is an old copy, which may lack what it acknowledged."""
+    """The replica's folder is an old copy, which may lack messages that it acknowledged."""
     sets, known = three()
     elections = Elections(3.0)
     elections.begin(0.0)
@@ -148,7 +148,8 @@ def in_doubt(
 
 
 def test_by_a_table_in_doubt_nobody_is_elected_before_all_replicas_were_heard() -> None:
-    """It may lack that another was in sync, or was not any more: the master of the epoch was in any case."""
+    """The table may lack that another replica was in sync, or was not in sync any more: the master of the
+    epoch was in sync in any case."""
     sets, known = three()
     do(sets, AlterInSync("s", 1, known.version, (1, 3)))
     table = {"s": without_master(sets.sets["s"])}
@@ -168,8 +169,8 @@ def test_a_tail_that_only_a_replica_out_of_sync_has_was_not_acknowledged_by_the_
 
 
 def test_by_a_table_in_doubt_the_master_of_the_epoch_counts_though_it_is_in_sync_no_more() -> None:
-    """It came back at another address, so that others in sync took its place: they may have been in sync no
-    more. A table of an earlier version does not say which replica that was."""
+    """The master came back at another address, so that other in-sync replicas took its place; they may have
+    been in sync no more. A table of an earlier version does not name this replica."""
     _, known = three()
     moved = evolve(known, master=0, in_sync=(2, 3))
     for table in (
@@ -191,7 +192,7 @@ def test_by_a_table_in_doubt_a_master_whose_folder_lacks_its_epoch_is_not_electe
 
 
 def test_of_replicas_that_have_all_just_started_the_wanted_one_is_waited_for_as_any_other() -> None:
-    """Its folder may be an old copy: an operator's wish for it is no reason to lose messages."""
+    """The wanted replica's folder may be an old copy: an operator's wish is no reason to lose messages."""
     _, known = three()
     elections = Elections(3.0, gather_s=10.0)
     table = {"s": without_master(known)}
@@ -306,12 +307,12 @@ def test_a_master_alone_in_sync_whose_folder_is_of_an_earlier_epoch_is_not_elect
 
 
 def without_master(broker_set: BrokerSet) -> BrokerSet:
-    """As after its master was started again."""
+    """The state after a new start of the master."""
     return evolve(broker_set, master=0)
 
 
 def test_a_replica_that_has_started_again_is_elected_by_what_its_new_life_says() -> None:
-    """Its log may be another one: it lost its end, or an old copy was put back."""
+    """The replica's log may be another log: it lost its end, or an old copy was put back."""
     sets, known = three()
     elections = Elections(3.0)
     elections.begin(0.0)

@@ -24,7 +24,7 @@ def begun_again(rig: Rig) -> BrokerSet:
 
 
 def test_its_master_has_a_lease_though_replicas_of_the_former_knew_a_later_epoch() -> None:
-    """As after lost controllers: the old table is behind the brokers, and the operator removes the set."""
+    """The case of lost controllers: the old table is behind the brokers, and the operator removes the set."""
     rig = led(Rig("n0"))
     later = Heartbeat("s", 2, 1, 1, 100, identity="b", knows=(2, 7))
     assert rig.done(later).is_behind

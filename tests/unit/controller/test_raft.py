@@ -355,7 +355,7 @@ def test_an_answer_of_an_earlier_term_counts_for_nothing() -> None:
 
 
 def answers(group: Group, leader: Raft) -> list[tuple[str, bytes]]:
-    """What a follower sends to a message of its leader."""
+    """The responses of a follower to a message of its leader."""
     leader.propose(b"x", group.now)
     (to, data), *_ = leader.take_messages()
     group.rafts[to].receive(data, group.now)
@@ -478,7 +478,7 @@ def test_an_entry_of_an_unknown_kind_stops_a_member_and_what_it_keeps_then_is_bo
 
 
 def test_an_empty_member_neither_votes_nor_founds_before_all_others_said_what_they_know() -> None:
-    """What it acknowledged before it lost its folder one of the others has."""
+    """One of the other members has every entry that the member acknowledged before it lost its folder."""
     group = Group("n0", "n1", "n2")
     leader = group.leader()
     behind, lost = others(group, leader)
@@ -548,7 +548,8 @@ def opened_again(group: Group, name: str) -> Journal:
 
 
 def test_a_member_that_comes_back_with_an_empty_folder_votes_for_nobody_until_it_is_added_anew() -> None:
-    """Else the vote of a member that has forgotten an entry elects a leader that never had it."""
+    """Otherwise the vote of a member that has forgotten an entry could elect a leader that never had the
+    entry."""
     group = Group("n0", "n1", "n2")
     leader = group.leader()
     wiped, behind = (raft.me for raft in others(group, leader))

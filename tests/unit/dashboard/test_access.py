@@ -1,4 +1,4 @@
-"""Who gets in, and what they may do: hosts, origins, logins, roles, tokens, forms, the audit log."""
+"""Access to the dashboard, and permissions: hosts, origins, logins, roles, tokens, forms, the audit log."""
 
 from __future__ import annotations
 

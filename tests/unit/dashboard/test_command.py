@@ -116,7 +116,7 @@ async def healthy(stream: trio.SocketStream) -> None:
 
 
 async def is_cut(stream: trio.SocketStream) -> bool:
-    """Whether the dashboard ends the connection."""
+    """True if the dashboard ends the connection."""
     try:
         return not await stream.receive_some()
     except trio.BrokenResourceError:

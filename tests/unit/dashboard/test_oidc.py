@@ -87,7 +87,7 @@ class Provider:
         return JSONResponse(self.person)
 
     def agree(self, place: str) -> dict[str, str]:
-        """What a person does at the provider's page: the arguments of the way back."""
+        """Agree at the provider's page as a person does; return the arguments of the way back."""
         asked = {key: values[0] for key, values in parse_qs(urlsplit(place).query).items()}
         assert asked["code_challenge_method"] == "S256"
         code = f"code-{len(self.codes)}"

@@ -43,7 +43,7 @@ class Clock:
 
 
 def tries(limit: LoginLimit, address: str, name: str, *, is_right: bool = False) -> bool:
-    """Whether a login is looked at."""
+    """True if a login is checked."""
     places = place_of_address(address), place_of_name(name)
     if limit.wait_seconds(*places):
         return False

@@ -172,7 +172,7 @@ class Channel:
         return messages
 
     async def one(self, method: str, request: Any = None, **metadata: str) -> Any:
-        """As `ask`, for a call whose answer is one message."""
+        """Same as `ask`, for a call whose response is one message."""
         (answer,) = await self.ask(method, request, **metadata)
         return answer
 

@@ -1,4 +1,4 @@
-"""What open calls count among the bytes that a connection holds."""
+"""The bytes of open calls in the count of a connection."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ FLAGS = h2.utilities.HeaderValidationFlags(
 
 
 def is_taken(headers: Pairs) -> bool:
-    """Whether `checked` takes headers."""
+    """True if `checked` accepts headers."""
     try:
         checked(headers)
     except RemoteProtocolError:
@@ -42,7 +42,7 @@ def is_taken(headers: Pairs) -> bool:
 
 
 def is_taken_by_h2(headers: Pairs) -> bool:
-    """Whether h2 takes headers, and they are texts."""
+    """True if h2 accepts headers, and they are texts."""
     try:
         for name, value in h2.utilities.validate_headers(headers, FLAGS):
             name.decode()

@@ -24,7 +24,7 @@ from rmq.protocol.frames import Decoder, encode
 
 
 class Peer:
-    """What a handler sees of a connection."""
+    """The parts of a connection that a handler sees."""
 
     def __init__(self) -> None:
         self.peer_address = "10.0.0.1:5555"

@@ -1,4 +1,4 @@
-"""Who was master last, over restarts of the name server."""
+"""Memory of the last master, over restarts of the name server."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SLAVE = Registration("C", "a", 1, "10.0.0.1:10911")
 
 
 class File:
-    """What is kept."""
+    """The file of the last masters."""
 
     data: bytes | None = None
 

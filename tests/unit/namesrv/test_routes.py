@@ -558,7 +558,7 @@ def test_one_broker_has_a_bounded_number_of_topics() -> None:
 
 
 def test_one_connection_registers_a_bounded_number_of_brokers() -> None:
-    """Else one peer fills the table with brokers that nobody knows, and no other gets in."""
+    """Otherwise one peer could fill the table with unknown brokers, and keep all other brokers out."""
     table = RouteTable(RouteLimits(brokers_of_source=2))
     table.register(A_MASTER, body_of(), "one", 1)
     table.register(B_MASTER, body_of(), "one", 1)

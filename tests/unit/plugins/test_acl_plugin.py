@@ -262,7 +262,7 @@ def test_versions_are_those_of_the_files(guarded: Guarded) -> None:
 
 
 def test_a_change_starts_from_the_files_as_they_are(guarded: Guarded) -> None:
-    """Not from what was read a second ago."""
+    """The change does not start from the state of a second ago."""
     folder = guarded.file.parent / "acl"
     folder.mkdir()
     more = folder / "more.yml"
@@ -395,7 +395,7 @@ def test_an_account_stands_in_one_file(tmp_path: Path) -> None:
 
 
 def test_a_secret_is_what_is_written(tmp_path: Path) -> None:
-    """Not the number that YAML makes of it."""
+    """The secret is the written text, and not the number that YAML reads."""
     guarded = Guarded(tmp_path, TEXT.replace("owner-secret-1", "01234567"))
     assert guarded.ask(send(), Credentials("owner01", "01234567")).code == 0
     assert guarded.update("other01").code == 0

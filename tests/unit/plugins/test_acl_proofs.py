@@ -36,7 +36,7 @@ def sign(guarded: Guarded) -> Prover:
 
 
 def told(guarded: Guarded, command: Command, wire: Wire | None = None) -> str:
-    """What comes back: `taken`, or the refusal."""
+    """The outcome: `taken`, or the refusal."""
     answers = guarded.rig.ask(command, wire=wire or Wire())
     return answers[0].remark or "" if answers and answers[0].code == 16 else "taken"
 

@@ -1,4 +1,4 @@
-"""Who may do what: Java's decisions where ours are the same, and each place where they are not."""
+"""Permissions: Java's decisions where ours are equal, and each difference."""
 
 from __future__ import annotations
 

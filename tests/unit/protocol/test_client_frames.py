@@ -1,4 +1,4 @@
-"""What the compiled engine makes of a client's frames is what Python makes of them."""
+"""Frames of a client: the compiled engine makes the same of them as Python."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which engine is chosen, and what is told of a choice that cannot be had."""
+"""The choice of the engine, and the message about a choice that is not available."""
 
 from __future__ import annotations
 

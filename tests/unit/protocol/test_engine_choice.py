@@ -1,4 +1,4 @@
-"""Which engine runs: what RMQ_ENGINE says, and what is there."""
+"""The running engine: RMQ_ENGINE, and the available engines."""
 
 from __future__ import annotations
 

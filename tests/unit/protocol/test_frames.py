@@ -73,7 +73,8 @@ def _members(captured: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_a_large_frame_s_header_is_read_as_soon_as_it_is_there() -> None:
-    """Not with the first byte behind it: who is refused by it may wait for that before it sends more."""
+    """The header is read before the first byte behind it: a peer may wait for a refusal before it sends
+    more."""
     frame = frames.encode(Command.request(10, {"a": "b"}, b"x" * 100_000))
     size = 8 + int.from_bytes(frame[5:8], "big")
     for at in (4, 8, size - 1, size):
@@ -99,7 +100,7 @@ def binary(code: int, ext: dict[str, str]) -> bytes:
 
 
 def outcome(header: bytes, *, general: bool) -> Any:
-    """What the reader makes of a header: its values, or that it is refused."""
+    """The values that the reader makes of a header, or the refusal."""
     try:
         command = header_binary._general(header, java_text) if general else header_binary.read_binary(header)
     except (RemoteProtocolError, struct.error, IndexError):

@@ -68,7 +68,7 @@ def kind_of(cls: type[Any], field: str) -> Any:
 
 
 def is_own(field: attrs.Attribute[Any]) -> bool:
-    """Whether it is a field of ours, which Java ignores and may leave out."""
+    """True if this is a field of ours, which Java ignores and may leave out."""
     return java_name(field) == headers.TOPIC_CREATED_MS and field.default is None
 
 

@@ -173,7 +173,7 @@ PIECES = (
 @example('["x",{"brokerName":"a","queueId":1,"topic":"T"}:5]')
 @example('{"a":{"brokerName":"a","queueId":1,"topic":"T"},"{\\"brokerName\\"":1}')
 def test_numbers_and_queues_as_keys_are_read_as_the_lenient_reader_reads_them(text: str) -> None:
-    """They are read by the strict reader, much faster, once they stand in quotes."""
+    """Such keys are put into quotes, and the strict reader reads them, much faster."""
 
     def outcome(read: Callable[[], Any]) -> object:
         try:

@@ -36,7 +36,7 @@ def prover() -> Prover:
 
 
 def covered(ext: dict[str, str], code: int, flag: int, body: bytes) -> bytes:
-    """What a proof covers, written down once more, field by field."""
+    """The bytes that a proof covers, written a second time, field by field."""
     names = sorted(ext, key=lambda name: name.encode("utf-16-be"))
     listed = "".join(f"{len(name)}:{name}," for name in names)
     lengths = [len(listed), *(len(ext[name]) for name in names)]
@@ -98,7 +98,7 @@ def test_nonces_hold_mark_session_and_number() -> None:
 
 
 def test_headers_of_proved_sends_are_remembered_by_what_does_not_vary() -> None:
-    """Else each proved request with a binary header would be learned anew."""
+    """Otherwise each proved request with a binary header would be learned as a new one."""
     from rmq.protocol.header_binary import _TEMPLATES
     from tests.unit.broker.rig import send
 

@@ -533,7 +533,7 @@ def test_parts_of_a_record_are_those_of_the_whole(hosts: int) -> None:
 
 
 def test_places_in_a_record() -> None:
-    """Those that RocketMQ's own code names by number."""
+    """The places are those that RocketMQ's own code names by number."""
     places = {"magic": 4, "physical_offset": 28, "sys_flag": 36, "born_timestamp": 40, "store_timestamp": 56}
     assert {name: codec.offset_of(name) for name in places} == places
     assert codec.offset_of("store_timestamp", SYS_BORNHOST_V6) == 68

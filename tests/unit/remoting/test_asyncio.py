@@ -179,7 +179,7 @@ def test_what_was_read_for_a_task_that_is_cancelled_is_not_lost() -> None:
 
 
 def test_on_asyncio_trio_is_not_loaded() -> None:
-    """Not by the client's import, nor by a send to a broker that is not there."""
+    """Neither the client's import nor a send to a missing broker loads trio."""
     code = """
 import asyncio, sys, rmq
 

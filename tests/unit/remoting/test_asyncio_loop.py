@@ -249,7 +249,7 @@ def test_answers_are_taken_by_the_callback(loop: str, monkeypatch: pytest.Monkey
 
 
 def test_requests_of_the_peer_are_answered_outside_of_tasks() -> None:
-    """What an endpoint does on a request, it can do there: start tasks, make events and cancel scopes."""
+    """An endpoint that answers a request can start tasks, make events and use cancel scopes."""
     done: list[str] = []
 
     async def scenario() -> None:

@@ -1,4 +1,4 @@
-"""What comes out of task groups that callers do not see."""
+"""Errors out of task groups that callers do not see."""
 
 from __future__ import annotations
 

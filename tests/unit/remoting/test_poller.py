@@ -255,7 +255,7 @@ async def test_trio_is_left_as_it_was(is_inline: bool) -> None:
 
 
 async def test_a_round_ends_though_its_peers_go_on_sending() -> None:
-    """Its length tells how busy the broker is: it must not grow for as long as anybody sends."""
+    """The length of a round shows the load of the broker: it must not grow for as long as a peer sends."""
     async with (
         polling(itertools.count(0.0, 2 * SLICE_SECONDS)) as (poller, pairs),
         trio.open_nursery() as nursery,

@@ -299,7 +299,7 @@ async def test_pauses_come_from_the_seed(autojump_clock: MockClock, network: Cou
 async def test_an_error_says_whether_the_peer_ended_a_connection(
     autojump_clock: MockClock, network: CountedDials
 ) -> None:
-    """As a server of TLS ends the plain connections of clients."""
+    """A server of TLS ends the plain connections of clients in this way."""
     listener = await network.listen(ADDRESS)
     async with trio.open_nursery() as nursery, pooled(network) as pool:
 

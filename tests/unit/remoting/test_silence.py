@@ -137,7 +137,7 @@ def test_a_peer_that_answers_others_is_not_cut(in_memory: Callable[..., None], c
 
 
 def test_a_peer_that_answers_nothing_is_backed_off_from(in_memory: Callable[..., None]) -> None:
-    """It takes connections, as one whose process was stopped, and each of them lasts longer than a second."""
+    """The peer accepts connections, like a stopped process, and each of them lasts longer than a second."""
 
     async def scenario() -> None:
         network = MemoryNetwork(seed=1)

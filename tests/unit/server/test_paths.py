@@ -107,7 +107,7 @@ def test_a_path_that_cannot_be_written_is_refused_with_the_remedy(
 def test_a_store_whose_lock_belongs_to_another_user_is_refused(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As after one start by root."""
+    """The case after one start by root."""
     (tmp_path / "lock").touch()
     real = os.open
 
@@ -122,7 +122,7 @@ def test_a_store_whose_lock_belongs_to_another_user_is_refused(
 
 
 def test_an_empty_path_is_refused(tmp_path: pathlib.Path) -> None:
-    """It would be the current folder."""
+    """An empty path would be the current folder."""
     with pytest.raises(ConfigError, match="storePathRootDir = '': expected a folder to write to; name one"):
         check_paths(StoreConfig(store_path_root_dir=""))
 
@@ -134,7 +134,7 @@ def test_missing_folders_are_made_and_nothing_is_left_in_them(tmp_path: pathlib.
 
 
 def test_the_folder_of_a_file_is_not_made(tmp_path: pathlib.Path) -> None:
-    """It is made with the file."""
+    """The folder is made with the file."""
     config, _ = namesrv_main.settings(
         namesrv_main.parse(["--set", f"kvConfigPath={tmp_path / 'a' / 'kv.json'}"])
     )

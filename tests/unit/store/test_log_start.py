@@ -237,7 +237,8 @@ def test_a_queue_whose_first_file_is_gone_is_made_again(units_before: int, how: 
 
 
 def test_a_queue_that_begins_with_a_file_is_left_as_it_is() -> None:
-    """As RocketMQ's retention leaves it, when all before were in an expired log file."""
+    """RocketMQ's retention leaves a queue in this way, when all earlier messages were in an expired log
+    file."""
     disk = trimmed(0)
     folder = f"{ROOT}/consumequeue/Orders/0"
     disk.remove(f"{folder}/{min(disk.list(folder))}")

@@ -91,7 +91,7 @@ def test_a_killed_process_loses_nothing_it_wrote(tmp_path: Path) -> None:
 
 
 def test_kill_at_every_change_of_a_file() -> None:
-    """Whatever the last write was, what was committed before it is there, and offsets are dense."""
+    """After any last write the committed messages are in the store, and offsets are dense."""
     images: list[tuple[int, MemoryDisk]] = []
     disk = MemoryDisk()
     store = open_store(disk)

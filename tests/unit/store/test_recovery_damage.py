@@ -92,7 +92,8 @@ def test_a_refused_start_is_refused_again_and_cuts_nothing() -> None:
 
 
 def test_a_power_cut_while_a_start_rebuilds_queues_leaves_a_clean_stop() -> None:
-    """What it wrote of them is on the medium when it is refused; if it is cut off, they are not believed."""
+    """The rebuilt queues are on the medium when the start is refused; if the start is cut off, they are not
+    trusted."""
     settings = {"mapped_file_size_commit_log": 1 << 20, "mapped_file_size_consume_queue": 40_000}
     disk = MemoryDisk()
     store = open_store(disk, **settings)

@@ -245,7 +245,7 @@ def test_the_folder_is_locked_while_open() -> None:
 
 
 def test_syncs_in_threads_while_the_store_works(tmp_path: Path) -> None:
-    """What the contract says may run in other threads does so at any time."""
+    """The contract allows these calls in other threads, at any time."""
     root = str(tmp_path)
     store = open_store(RealDisk(), root=root, mapped_file_size_commit_log=1 << 16, max_index_num=500)
     stop = threading.Event()

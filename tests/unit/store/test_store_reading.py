@@ -1,4 +1,4 @@
-"""What a store gives to read: by offset, within limits, by time."""
+"""Reads of a store: by offset, within limits, by time."""
 
 from __future__ import annotations
 

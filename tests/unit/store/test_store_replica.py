@@ -68,7 +68,7 @@ def feed(slave: Store, data: bytes | bytearray, step: int) -> None:
 
 
 def last_of(store: Store, queue_offset: int) -> int:
-    """Where the record at that offset of the queue ends."""
+    """The end of the record at this offset of the queue."""
     unit = store.unit("Orders", 0, queue_offset)
     assert unit is not None
     return unit[0] + unit[1]
@@ -102,7 +102,7 @@ def test_a_part_of_a_record_is_no_damage_for_the_index(caplog: pytest.LogCapture
 
 
 def test_a_slave_s_full_queue_files_are_written_as_they_fill() -> None:
-    """Else it would hold in memory what its master sends, until its next sync."""
+    """Otherwise the slave would hold its master's messages in memory until its next sync."""
     master, disk = open_store(), MemoryDisk()
     fill(master, 1000)
     slave = open_store(disk)
@@ -191,7 +191,7 @@ def test_truncate_cuts_log_queues_and_index() -> None:
 
 
 def test_a_slave_s_log_without_a_record_begins_where_its_master_s_does_now() -> None:
-    """Its first record came in part, and expired at the master before the rest came."""
+    """The first record arrived in part, and expired at the master before the rest arrived."""
     disk, master = MemoryDisk(), open_store()
     fill(master, 120)
     slave = open_store(disk, broker_role=BrokerRole.SLAVE)

@@ -374,7 +374,7 @@ def test_the_captured_session_of_an_administrator() -> None:
 
 @pytest.mark.parametrize("code", [21, 43, 45, 201])
 def test_a_captured_slave_copies_the_tables(code: int) -> None:
-    """What a slave asks its master for has the shape that a Java master gives."""
+    """The responses for a slave have the shape of a Java master's."""
     rig = Rig()
     rig.offsets.put("g", "T", {0: 1})
     rig.broker.schedule.load(b'{"offsetTable":{1:5}}')

@@ -159,7 +159,7 @@ def test_a_message_without_a_unique_key_is_named_by_its_place(rig: Rig) -> None:
 
 
 def test_a_sender_makes_up_no_topics_in_the_statistics(rig: Rig) -> None:
-    """It is counted under the topic it came from first, which a message of a retry topic names."""
+    """A message of a retry topic names the topic that it came from first, and counts under that topic."""
     assert rig.one(send_back(rig.messages("Orders")[0].physical_offset)).code == 0
     for number in range(3):
         assert rig.one(send("%RETRY%billing", properties=f"RETRY_TOPIC\x01Made-{number}")).code == 0

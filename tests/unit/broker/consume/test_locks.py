@@ -124,7 +124,7 @@ steps = st.tuples(
 
 @given(st.lists(steps, max_size=30))
 def test_no_queue_ever_has_two_holders(script: list[tuple[str, str, set[MessageQueue], int]]) -> None:
-    """Whoever was told that it holds a lock holds it until a minute has passed or it unlocks."""
+    """A member that was granted a lock holds it until a minute has passed or the member unlocks."""
     locks, now = Locks(lambda: START / 1000, role=Standalone()), START
     promised: dict[MessageQueue, tuple[str, int]] = {}
     for action, client, queues, later in script:

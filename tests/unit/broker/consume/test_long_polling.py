@@ -283,7 +283,7 @@ def test_a_broker_that_stops_answers_no_pull_so_that_clients_are_quiet_when_conn
 
 
 def test_clients_in_go_pull_no_more_when_the_broker_stops(table: Fixture) -> None:
-    """They do not see that a connection has ended over which they pull, and wait for 30 s."""
+    """Clients in Go do not see the end of a connection over which they pull, and wait for 30 s."""
     java, go, other = peer(), peer(), peer()
     table.hold("a", connection=java)
     table.hold("b", connection=go, language="GO")

@@ -36,7 +36,7 @@ WAITING = PULL_SUBSCRIPTION | PULL_SUSPEND
 
 
 class Got(ClientOnlyEndpoint):
-    """What came over another connection than the request went."""
+    """The responses that came over another connection than the request."""
 
     def __init__(self) -> None:
         self.answers: list[tuple[str, Command]] = []
@@ -69,7 +69,7 @@ class GoClient:
         return request.opaque
 
     def answered(self, opaque: int) -> list[tuple[str, int, int, int]]:
-        """Who has answered: address, code, where to go on, which broker to ask."""
+        """The responder and its response: address, code, next offset, next broker to ask."""
         found = []
         for address, answer in self._got.answers:
             if answer.opaque == opaque:

@@ -1,4 +1,4 @@
-"""What a consumer may read, what it is told, and how a pull waits for a message."""
+"""Pulls: the permission to read, the response, and the wait for a message."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_messages_are_found_with_their_offsets(rig: Rig, serialization: int) -> 
 
 
 def test_a_lite_pull_of_rocketmq_5_is_a_pull(rig: Rig) -> None:
-    """Its code is another; it finds messages, finds none, and waits for one."""
+    """The request has another code; it finds messages, finds none, and waits for a message."""
 
     def lite(**fields: Any) -> Command:
         request = pull(**fields)

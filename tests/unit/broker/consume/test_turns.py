@@ -1,4 +1,4 @@
-"""How much of a broker's time and memory the requests of one connection get at once."""
+"""The shares of a broker's time and memory that the requests of one connection get at once."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_the_clock_is_looked_at_after_some_sends_and_after_any_other_request(rig
 
 
 def test_expensive_sends_end_a_turn_with_their_answers(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was put in a turn is committed and answered in it; the rest is untouched."""
+    """The messages of a turn are committed and answered in the turn; the other requests are untouched."""
     monkeypatch.setattr(broker, "SENDS_OF_A_LOOK", 1)
     expensive(rig, 0.0011)
     requests = [send(body=b"%d" % number) for number in range(5)]

@@ -18,7 +18,7 @@ def recall(bench: Bench, handle: RecallHandle, account: str = "") -> None:
 
 
 def restart_as_before(bench: Bench) -> None:
-    """What a slave does that becomes the master: it begins with the log, and no progress or an older one."""
+    """Restart as a slave that becomes the master: with the log, and with no progress or an older progress."""
     bench.restart()
 
 

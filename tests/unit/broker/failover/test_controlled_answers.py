@@ -26,7 +26,7 @@ class ReplicaManager:
         return self.safe
 
     def advance_high_watermark(self) -> None:
-        """Nobody reads here."""
+        """Do nothing: this test has no readers."""
 
     def high_watermark(self) -> int:
         return self.safe

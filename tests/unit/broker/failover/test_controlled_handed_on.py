@@ -1,4 +1,4 @@
-"""What a controlled set keeps when its master or its controllers are others: real ones in memory."""
+"""The state that a controlled set keeps when its master or its controllers change: real servers in memory."""
 
 from __future__ import annotations
 
@@ -298,8 +298,8 @@ async def test_what_a_master_delivered_in_vain_is_delivered_when_it_is_elected_a
 async def test_a_new_master_tells_name_servers_of_topics_that_only_its_former_one_was_asked_for(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
-    """As a slave it told them the version of its topics, of which they take those of a master only: a name
-    server of RocketMQ looks no further if the version is the same."""
+    """As a slave the new master sent name servers the version of its topics, but they accept topics of
+    masters only: a name server of RocketMQ ignores topics with a known version."""
     async with controlled_set(2) as (found, client):
         first, second = await found.begin(client), found.nodes[1]
         name_server = found.cluster.namesrv_address

@@ -1,5 +1,5 @@
-"""What operators do with brokers of a set that is not meant: folders that are copied, replicas that are
-removed and come back; and what brokers count and say of it."""
+"""Mistakes of operators with brokers of a set: folders that are copied, replicas that are removed and come
+back; and the metrics and log lines of brokers about them."""
 
 from __future__ import annotations
 

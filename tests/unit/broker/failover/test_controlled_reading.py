@@ -1,4 +1,4 @@
-"""What consumers of a set with controllers may read: nothing that could be gone with its master.
+"""Reads of consumers of a set with controllers: no message that could be lost with its master.
 
 Else a consumer that has had it would skip the message that gets its offset from the next master, although its
 producer was told that it is stored.
@@ -31,7 +31,7 @@ async def ask(found: Set, node: Node, request: Command) -> Command:
 
 
 async def end_of(found: Set, node: Node) -> int:
-    """Where a broker says that the queue ends."""
+    """The end of the queue, according to a broker."""
     request = Command.request(RequestCode.GET_MAX_OFFSET, GetMaxOffsetRequestHeader("T", 0))
     return (await ask(found, node, request)).read(GetMaxOffsetResponseHeader).offset
 

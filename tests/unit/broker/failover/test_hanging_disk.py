@@ -204,7 +204,8 @@ async def test_the_loop_does_not_wait_for_a_lock_that_a_hanging_sync_holds(
 async def test_a_controller_whose_journal_hangs_does_not_hold_the_others(
     autojump_clock: trio.testing.MockClock, leads: bool
 ) -> None:
-    """It syncs in its event loop, all of which stands still then, as that of a machine does."""
+    """A controller syncs in its event loop, and a hanging sync stops the whole loop, like a paused
+    machine."""
     with pausable() as pauses:
         async with controlled_set(2) as (found, client):
             found.pauses = pauses
@@ -282,7 +283,8 @@ async def _given_up(work: DiskWork) -> None:
 async def test_a_follower_whose_topics_cannot_be_saved_waits_for_that_and_syncs_nothing_meanwhile(
     autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It asked for a sync at the end of each sync: time stood still in a simulation, and a core was busy."""
+    """The follower asked for a sync at the end of each sync: time stood still in a simulation, and a core was
+    busy."""
     async with controlled_set(2) as (found, client):
         await found.begin(client)
         second = found.nodes[1]

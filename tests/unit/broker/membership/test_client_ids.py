@@ -47,7 +47,7 @@ def test_answers_go_to_the_account_that_brought_the_id(caplog: pytest.LogCapture
 
 
 def test_an_id_that_another_account_took_first_brings_it_no_answers() -> None:
-    """It guessed the id, or saw it and was faster after a restart of the broker."""
+    """The other account guessed the id, or saw it and was faster after a restart of the broker."""
     rig, mine, theirs = Rig(), wire("mine"), wire("theirs")
     beat(rig, theirs)
     assert beat(rig, mine)

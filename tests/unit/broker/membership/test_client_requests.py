@@ -1,4 +1,4 @@
-"""What an administrator asks of running consumers, passed on by the broker."""
+"""Questions of an administrator to running consumers, passed on by the broker."""
 
 from __future__ import annotations
 

@@ -423,7 +423,7 @@ def test_the_captured_sessions_are_answered_alike(name: str) -> None:
 @pytest.mark.parametrize("name", ["c\nforged", "c\x1b[2J", "c\u202e", "c" * 256, "\x9b"])
 @pytest.mark.parametrize("where", ["client", "producer", "consumer", "topic"])
 def test_names_that_cannot_be_printed_or_have_no_end_are_refused(name: str, where: str) -> None:
-    """They stand in logs, in answers to others and in tables."""
+    """Such names would be in logs, in responses to other clients and in tables."""
     rig = Rig()
     names = {"client": "c1", "producer": "p", "consumer": "g", "topic": "T"} | {where: name}
     data = ConsumerData(names["consumer"], subscription_data_set=[SubscriptionData(names["topic"], "*")])

@@ -68,7 +68,7 @@ def outcome(read: Any, body: bytes) -> Any:
 
 
 def same(body: bytes) -> Any:
-    """What both readers return."""
+    """The result of both readers."""
     found = outcome(read_heartbeat, body)
     lenient = outcome(lambda text: HeartbeatData.from_request(text, most=HEARTBEAT_VALUES), body)
     assert found == lenient

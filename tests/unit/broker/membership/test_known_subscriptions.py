@@ -51,7 +51,7 @@ class Pair:
         return count
 
     def wants(self, name: str, topic: str = "T") -> str | None:
-        """What the slave knows of a group."""
+        """The knowledge of the slave about a group."""
         known = self.slave.of(name)
         wanted = None if known is None else known.subscriptions.get(topic)
         return None if wanted is None else wanted.sub_string

@@ -1,4 +1,4 @@
-"""What a send waits for: lines of sends by position and deadline, and what late ones are told."""
+"""Waits of sends: lines of sends by position and deadline, and the responses to late sends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which slaves a master of a controlled set serves: replicas of its set that follow the epoch it leads."""
+"""Slaves that a master of a controlled set serves: replicas of its set that follow the master's epoch."""
 
 from __future__ import annotations
 

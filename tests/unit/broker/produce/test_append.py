@@ -23,7 +23,7 @@ from tests.unit.broker.rig import Rig, send
 
 
 def refused(rig: Rig, message: Message) -> ResponseError:
-    """How a plug-in's message is refused; nothing of it is stored then."""
+    """The refusal of a plug-in's message; no part of the message is stored."""
     end = rig.store.max_physical_offset
     with pytest.raises(ResponseError) as raised:
         plugin_host(rig.broker).put(message)
@@ -302,7 +302,7 @@ def test_a_moved_record_keeps_the_order_of_its_queue() -> None:
 
 
 def test_only_the_append_puts_into_the_store() -> None:
-    """Else a part would write where nobody reads, or past the rules of a send."""
+    """Another part would write where no reader looks, or past the rules of a send."""
     folder = Path(rmq.broker.__file__).parent
     found = {
         path.name

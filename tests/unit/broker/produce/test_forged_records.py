@@ -81,7 +81,7 @@ def test_a_forged_record_is_not_given_back(rig: Rig) -> None:
 
 
 def test_a_forged_half_message_ends_no_transaction(rig: Rig) -> None:
-    """Its end would be that of another's half message, which has the same queue offset."""
+    """The end would be that of another half message, which has the same queue offset."""
     half = "UNIQ_KEY\x01AC7\x02TRAN_MSG\x01true\x02PGROUP\x01payers"
     assert rig.one(send("Pay", b"paid", properties=half)).code == 0
     at = send_forged(rig, HALF, 0, PGROUP="mine", REAL_TOPIC="Mine", REAL_QID="0")

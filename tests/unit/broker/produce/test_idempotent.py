@@ -54,7 +54,7 @@ def stored(rig: Rig, queue_id: int = 0, topic: str = "Orders") -> list[int]:
 
 
 def restarted(old: Rig, **more: object) -> Rig:
-    """What a broker that was killed finds on its disk."""
+    """The broker that finds the disk of a killed broker."""
     made = rig(old.disk.copy(), **more)
     made.now_ms = old.now_ms
     return made
@@ -112,7 +112,8 @@ def test_producers_and_topics_do_not_know_of_each_other() -> None:
 
 
 def test_a_producer_s_name_is_that_of_its_account() -> None:
-    """Else an account takes another's numbers, whose messages are refused, or taken for sent, for good."""
+    """Otherwise an account could use the numbers of another account, whose messages would be refused, or
+    count as sent, for good."""
     broker, mine, theirs = rig(), Wire(), Wire()
     mine.state[ACCOUNT], theirs.state[ACCOUNT] = "mine", "theirs"
     taken = places(broker.one(numbered(0, 3, text="0"), wire=theirs))

@@ -1,4 +1,4 @@
-"""What a producer may store, how it lies in the log, and when it is told so."""
+"""Sends: the rules, the record in the log, and the time of the response."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def test_messages_carry_the_region_where_that_is_set(trace_on: bool) -> None:
 
 
 def test_a_batch_s_own_properties_are_those_of_that_batch(rig: Rig) -> None:
-    """What was read of the last texts is remembered, for so many and short ones."""
+    """The results for the last texts are cached, for a number of short texts."""
     texts = ["WAIT\x01true", "a\x011", "TAGS\x01Other", "a\x011", "b\x01" + "x" * 300, "WAIT\x01true"]
     for text in texts:
         assert rig.one(batch(bodies=[b"x"], properties=text)).code == 0
@@ -630,7 +630,8 @@ def test_long_properties_are_stored(rig: Rig, properties: str, serialization: in
     ids=["20,000 Chinese characters", "one byte too many"],
 )
 def test_properties_that_are_too_long_are_illegal(rig: Rig, properties: str) -> None:
-    """As in RocketMQ's own test, with code 13; the next send over the same connection is stored."""
+    """The case is that of RocketMQ's own test, with code 13; the next send over the same connection is
+    stored."""
     request = send(properties=properties)
     assert head_size(encode(request)) <= Limits().header_bytes
     assert rig.one(request).code == ResponseCode.MESSAGE_ILLEGAL

@@ -1,4 +1,4 @@
-"""Whatever a sender says of hosts and transactions, the record that is written fits itself."""
+"""Flags of a sender about hosts and transactions: the written record always fits itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a slave's log must be cut, and what is never cut."""
+"""The place at which a slave's log must be cut, and the bytes that are never cut."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def store_of(sizes: list[int]) -> Store:
 
 
 def ends(store: Store) -> list[int]:
-    """Where the records end."""
+    """The ends of the records."""
     units = [
         store.unit(topic, queue_id, offset)
         for topic, queue_id in store.queues()
@@ -41,7 +41,8 @@ def ends(store: Store) -> list[int]:
 
 
 def searched(store: Store, theirs: int, common: int) -> tuple[int | None, int]:
-    """What a search finds whose master has our log up to `common`, and how often it asked."""
+    """The result of a search with a master that has our log up to `common`, and the number of its
+    questions."""
     search, asked = find_cut(store, theirs), 0
     try:
         offset = next(search)

@@ -1,4 +1,4 @@
-"""What a replica says is delivered when the end of its log is cut, where that was delivered."""
+"""The delivery progress of a replica after a cut of its log that removes deliveries."""
 
 from __future__ import annotations
 

@@ -126,13 +126,13 @@ class Pair:
         return int((await self.figures(address))["commitLogMaxOffset"])
 
     async def alike(self, seconds: float = 60) -> None:
-        """Until the slave has all that its master has."""
+        """Wait until the slave has the whole log of its master."""
         with trio.fail_after(seconds):
             while await self.reached(MASTER) != await self.reached(SLAVE):
                 await trio.sleep(1)
 
     async def stopped(self, seconds: float = 60) -> str:
-        """Until the slave says that it has stopped; why."""
+        """Wait until the slave reports that it has stopped; return the reason."""
         with trio.fail_after(seconds):
             while not (state := (await self.figures(SLAVE))["replication"]).startswith("stopped: "):
                 await trio.sleep(1)
@@ -164,7 +164,7 @@ def pairs(tmp_path: Path) -> Pairs:
 
 
 def bodies(disk: MemoryDisk, topic: str = "Orders", root: str = "/store") -> list[bytes]:
-    """What a store's folder has of a topic, in the order of the log."""
+    """The bodies of a topic in a store's folder, in the order of the log."""
     config = StoreConfig(**SMALL | {"store_path_root_dir": root})
     store = Store(disk.copy(), config, store_host=bytes(8), now_ms=lambda: 0)
     store.load(rebuild=True)
@@ -346,7 +346,7 @@ async def test_a_slave_far_behind_gets_no_more_than_it_may_in_a_second(
 async def test_with_ha_master_address_only_a_diverged_slave_is_noticed(
     autojump_clock: MockClock, pairs: Pairs
 ) -> None:
-    """Nobody tells such a slave where its master answers requests."""
+    """Such a slave does not learn the address at which its master answers requests."""
     async with pairs() as pair:
         kept = MemoryDisk(2)
         alone = {"broker": {"namesrv_addr": ""}, "ha_master_address": HA}
@@ -368,7 +368,7 @@ async def test_with_ha_master_address_only_a_diverged_slave_is_noticed(
 async def test_a_white_listed_slave_follows_again_after_its_restart(
     autojump_clock: MockClock, pairs: Pairs, tmp_path: Path
 ) -> None:
-    """It has no account, and may copy tables only."""
+    """The slave has no account, and may copy tables only."""
     path = tmp_path / "plain_acl.yml"
     path.write_text("globalWhiteRemoteAddresses: [127.0.0.1]\naccounts: []\n")
     acl = {"broker": {"acl_enable": True, "acl_file": str(path)}}
@@ -406,7 +406,8 @@ async def test_a_slave_at_sync_flush_reports_what_is_on_its_disk(
 async def test_a_slave_that_links_again_first_syncs_what_it_has(
     autojump_clock: MockClock, pairs: Pairs
 ) -> None:
-    """What it reports first is where its master goes on; a report of less would have it sent again."""
+    """The master goes on at the first report of the slave; after a report of less it would send the rest
+    again."""
     async with pairs() as pair:
         kept = MemoryDisk(2)
         await pair.master(MemoryDisk(1))
@@ -477,7 +478,7 @@ async def test_delay_progress_comes_with_the_log_or_from_a_rocketmq_master_by_a_
 
 
 async def test_a_slave_says_at_once_what_it_has(autojump_clock: MockClock, pairs: Pairs) -> None:
-    """Not with its next report of every five seconds: producers wait for it."""
+    """The slave does not wait for its next report, every five seconds: producers wait for this report."""
     async with pairs() as pair:
         await pair.master(MemoryDisk(1))
         await pair.slave(MemoryDisk(2))
@@ -571,7 +572,7 @@ async def test_a_slave_made_master_delivers_each_message_once(
 async def test_delayed_messages_that_a_lagging_slave_has_not_are_not_skipped(
     autojump_clock: MockClock, pairs: Pairs
 ) -> None:
-    """Its master's progress, copied while the log lags, would be ahead of it."""
+    """The master's progress, copied while the log lags, would be ahead of the log."""
     async with pairs() as pair:
         kept = MemoryDisk(2)
         await pair.master(MemoryDisk(1))

@@ -25,7 +25,7 @@ from .logs import follower_of
 
 
 class JavaMaster:
-    """What a RocketMQ master answers by requests: `code` and `remark` for each record asked for."""
+    """A RocketMQ master's responses to requests: `code` and `remark` for each requested record."""
 
     def __init__(self, store: Store) -> None:
         self.store = store
@@ -81,7 +81,7 @@ async def test_a_refused_or_busy_answer_is_not_taken_for_another_record(code: in
 async def test_a_master_of_ours_that_does_not_answer_has_said_nothing_of_its_log(
     autojump_clock: MockClock, said: bytes | None
 ) -> None:
-    """It is busy, or hangs up in the middle: another record is known by another fingerprint only."""
+    """The master is busy, or hangs up in the middle: only another fingerprint proves another record."""
     rig, _, follower = beside_java([b"a", b"b"], [])
     reach = rig.store.max_physical_offset
 

@@ -122,7 +122,7 @@ def test_frames_are_cut_at_the_batch_size_and_at_file_ends(tmp_path: Path, most:
 
 
 def test_no_frame_is_larger_than_a_slave_s_buffer(tmp_path: Path) -> None:
-    """Whatever haTransferBatchSize says: RocketMQ's slave never has a larger one whole."""
+    """The rule holds for any haTransferBatchSize: RocketMQ's slave cannot hold a larger frame."""
     settings = {"mapped_file_size_commit_log": 1 << 23, "ha_transfer_batch_size": 1 << 30}
     store = open_store(tmp_path, **settings)
     fill(store, 10, 600_000)
@@ -338,7 +338,8 @@ def test_disk_and_slave_are_both_waited_for() -> None:
 
 
 def test_after_the_disk_the_slave_is_still_waited_for() -> None:
-    """Whatever comes first: the answer comes after the second, or says that the slave has it not."""
+    """In either order the response comes after the second of both, or says that the slave lacks the
+    message."""
     roles = {"broker_role": BrokerRole.SYNC_MASTER, "flush_disk_type": FlushDiskType.SYNC_FLUSH}
     for has_it in (True, False):
         rig = Rig(store=roles)
@@ -374,7 +375,7 @@ def test_a_slave_gives_up_part_of_a_record_before_it_follows_again(stores: tuple
 
 
 class Progress:
-    """What a master tells of its log: in these tests how many records it has."""
+    """A master's reports of its log: in these tests the number of its records."""
 
     def __init__(self, store: Store) -> None:
         self.store = store
@@ -441,7 +442,7 @@ def test_odd_words_of_a_slave_end_its_link(stores: tuple[Store, Store], said: by
 
 
 def test_who_says_no_hello_gets_frames_only(stores: tuple[Store, Store]) -> None:
-    """As RocketMQ's slaves, whatever the master has to tell."""
+    """Such a peer gets frames like RocketMQ's slaves, and no notes of the master."""
     store, _ = stores
     fill(store, 3)
     master = ours(store, safe=5)
@@ -460,7 +461,8 @@ def test_a_note_that_cannot_be_read_ends_the_link(note: bytes) -> None:
 async def test_progress_that_is_answered_when_the_link_has_ended_is_not_taken(
     stores: tuple[Store, Store],
 ) -> None:
-    """It is ahead of the log: elected by it, a replica would take messages for delivered that it lacks."""
+    """The progress is ahead of the log: a replica elected with it would count messages as delivered that it
+    lacks."""
     broker: Any = SimpleNamespace(store=stores[1], role=Slave(), followed=SimpleNamespace(copying=None))
     guard: Any = SimpleNamespace(tls=SimpleNamespace(config=SimpleNamespace(scheme="tcp")))
     pool: Any = None

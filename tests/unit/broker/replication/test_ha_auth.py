@@ -1,4 +1,4 @@
-"""Who may follow a master and who may register: nothing leaves the HA port before the proof."""
+"""The right to follow a master, and to register: no byte leaves the HA port before the proof."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ async def store_some(pool: Pool, count: int = 3) -> None:
 
 
 async def all_of(stream: Stream) -> bytes:
-    """What a peer says until it hangs up."""
+    """The bytes of a peer until it hangs up."""
     said = b""
     try:
         while data := await stream.receive_some():

@@ -1,4 +1,5 @@
-"""What Java clients said to a Java broker, played to ours: ordered consumers; and names with a namespace."""
+"""Sessions of Java clients with a Java broker, played to ours: ordered consumers; and names with a
+namespace."""
 
 from __future__ import annotations
 

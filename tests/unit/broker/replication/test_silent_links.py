@@ -117,7 +117,7 @@ async def test_the_brokers_of_a_set_and_the_controllers(autojump_clock: trio.tes
 
 
 async def is_agreed(three: Controllers, name: str) -> bool:
-    """Whether a new replica was registered."""
+    """True if a new replica was registered."""
     try:
         await three.ask(register(name))
     except (NotLeader, RmqError):

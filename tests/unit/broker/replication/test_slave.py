@@ -32,7 +32,7 @@ def copied(master: Rig, **store: Any) -> Rig:
 
 
 def half(rig: Rig) -> Command:
-    """What ends the transaction that a half message in `rig` began."""
+    """The request that ends the transaction that a half message in `rig` began."""
     answer = rig.one(send(properties="TRAN_MSG\x01true\x02PGROUP\x01producers", sys_flag=SYS_PREPARED))
     header = EndTransactionRequestHeader(
         producer_group="producers",

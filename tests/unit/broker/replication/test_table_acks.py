@@ -130,7 +130,7 @@ async def test_with_who_lacks_a_row_in_sync_no_more_all_are_answered(
 async def test_a_replica_that_says_nothing_of_rows_is_believed_to_have_none(
     autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It stood still when its link began, say."""
+    """An example: the replica was paused when its link began."""
     async with controlled_set(2, replica_lag_ms=60_000) as (found, client):
         first, _ = await prepared(found, client)
         monkeypatch.setattr(TableReceiver, "reports", lambda self: self._to_report.clear() or [])

@@ -177,7 +177,8 @@ def _topics_note(master: Rig) -> bytes:
 
 
 def test_a_slave_keeps_the_queues_that_its_master_has_without_a_row_and_those_that_take_them_over() -> None:
-    """As after topics.json of the master was lost: its messages are there when the topic is made again."""
+    """An example: topics.json of the master was lost; the messages are visible when the topic is created
+    again."""
     master, to = a_pair_with_messages()
     master.topics.forget(["A", "B"])  # rows only
     master.topics.update(TopicConfig("B", 2, 2))

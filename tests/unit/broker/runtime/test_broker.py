@@ -143,7 +143,7 @@ def test_an_error_that_nobody_expected_is_answered_and_logged(
 
 
 def test_a_transaction_that_ends_in_the_middle_of_a_chunk_leaves_no_sender_without_answer(rig: Rig) -> None:
-    """Its end commits what is pending, the sends before it included."""
+    """The end of the transaction commits the pending sends, including the sends before it."""
     half = rig.one(send(properties="TRAN_MSG\x01true\x02PGROUP\x01pay", sys_flag=4, body=b"half"))
     header = {
         "producerGroup": "pay",
@@ -199,7 +199,7 @@ def test_after_a_clean_stop_everything_is_there(rig: Rig) -> None:
 
 
 def test_after_a_kill_every_acknowledged_message_is_there_in_a_known_topic(rig: Rig) -> None:
-    """Nothing was flushed or persisted by a loop: only what the acknowledgement itself made sure of."""
+    """No loop flushed or saved: only the acknowledgement itself has made the message and its topic safe."""
     for number in range(5):
         assert rig.one(send(f"Topic{number}", b"%d" % number)).code == 0
     again = reopened(rig, rig.disk.copy())

@@ -113,7 +113,7 @@ class Steps(trio.abc.Instrument):
 
 
 def write_tables(root: pathlib.Path) -> None:
-    """As a broker of that size saved them."""
+    """Write the tables of a broker of this size."""
     version = {"counter": 1, "timestamp": 1_700_000_000_000}
     topics = {
         f"topic-{number}": json.loads(TopicConfig(f"topic-{number}", QUEUES, QUEUES).to_json())
@@ -250,7 +250,7 @@ OF_NAME_SERVERS = RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER, RequestCode.GE
 
 
 def requests() -> Iterator[tuple[str, Command]]:
-    """What clients and administrators ask that is as large as the broker."""
+    """The requests of clients and administrators whose work grows with the broker."""
     code = RequestCode
     for one in (
         code.GET_ALL_TOPIC_CONFIG,

@@ -1,4 +1,5 @@
-"""What plug-ins share: sealed, told with the other tables, opened by who has the secret, and never twice."""
+"""Shared state of plug-ins: sealed, sent with the other tables, opened by holders of the secret, and never
+twice."""
 
 from __future__ import annotations
 

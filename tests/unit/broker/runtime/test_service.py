@@ -397,7 +397,7 @@ async def test_a_disk_that_lost_the_end_of_the_log_ends_the_broker_and_nobody_is
 async def test_sends_that_wait_for_the_disk_are_answered_at_the_stop(
     autojump_clock: Any, network: MemoryNetwork, disk: MemoryDisk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What they sent is synced by the stop, so they are told success."""
+    """The stop syncs the messages of these sends, so they are acknowledged."""
     monkeypatch.setattr(Flusher, "kick", lambda flusher: None)
     never = {"flush_disk_type": FlushDiskType.SYNC_FLUSH, "sync_flush_timeout": 3_600_000}
     answers: list[Command] = []

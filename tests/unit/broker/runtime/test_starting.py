@@ -1,4 +1,5 @@
-"""What a broker loads until it answers: its start is little but imports, its memory little but modules."""
+"""The modules that a broker loads until it answers: its start is mostly imports, its memory mostly
+modules."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ NOT_LOADED = (
 
 
 def test_a_broker_that_answers_has_loaded_only_what_every_broker_uses(tmp_path: Path) -> None:
-    """It took twice the CPU and a third more memory when it loaded these too; a test of times would depend on
+    """A start with these modules took twice the CPU and a third more memory; a test of times would depend on
     the machine."""
     code = f"""
 import sys, rmq.broker.__main__ as program
@@ -51,7 +52,7 @@ program.main("--set listenPort=0 --set haEnable=false --set".split() + [{f"store
 
 
 def test_the_collector_of_cycles_does_not_look_at_what_ends_with_the_process(tmp_path: Path) -> None:
-    """It took two thirds of a stop with thousands of connections."""
+    """The collector took two thirds of a stop with thousands of connections."""
     code = f"""
 import gc, os, signal, rmq.broker.__main__ as program
 

@@ -46,11 +46,11 @@ class SlowRig(Rig):
         self.broker.use_plugins(hooks_of([("acl", self.acl)]))
 
     def tell(self, *requests: Command) -> list[Command]:
-        """What comes back at once to these of the administrator."""
+        """The responses that come at once to these requests of the administrator."""
         return self.ask(*[signed(request, MANAGER) for request in requests])
 
     def write(self) -> list[Command]:
-        """What is answered when one file has been written, as the service does it."""
+        """Write one file, as the service does; return the responses."""
         answers = self.broker.deferred_saves
         one = answers.next()
         assert one is not None
@@ -64,11 +64,11 @@ class SlowRig(Rig):
         return self.wire.take()
 
     def state(self) -> tuple[object, ...]:
-        """What holds."""
+        """The present state."""
         return self.settings.store.file_reserved_time, self.acl.files.accounts, self.acl.files.files
 
     def kept(self) -> tuple[str, str]:
-        """What is in the files."""
+        """The contents of the files."""
         return self.settings_file.read_text(), self.accounts_file.read_text()
 
 

@@ -57,8 +57,8 @@ def test_what_is_committed_is_kept_for_each_group_topic_and_queue() -> None:
 
 
 def test_a_slave_takes_the_rows_that_its_master_tells_but_those_of_transactions() -> None:
-    """They may be ahead of its log: elected with them, it would take for done what ends in what it lacks. How
-    far transactions are is told with the log."""
+    """Rows of transactions may be ahead of the slave's log: if it were elected with them, it would count ends
+    as done that its log lacks. The progress of transactions comes with the log."""
     rig = Rig()
     rig.become_slave()
     halves = f"{TRANS_HALF_TOPIC}@{TRANSACTION_GROUP}"

@@ -1,4 +1,4 @@
-"""What tables say of messages must not outlive them in a power cut: the log is synced before the tables.
+"""Progress in tables must not survive its messages in a power cut: the log is synced before the tables.
 
 A broker at durability=disk runs in mock time, and at each sync and change of its disk images are
 made: what a power cut at that moment may leave.
@@ -27,7 +27,8 @@ LATER_MS = 1_700_000_000_000 + 86_400_000
 
 
 async def images_of(properties: str, *, then: Command | None = None, seconds: int = 12) -> list[MemoryDisk]:
-    """What power cuts may leave from when a message is acknowledged until the tables are saved."""
+    """The images that power cuts may leave between the acknowledgement of a message and the save of the
+    tables."""
     disk, images = MemoryDisk(1), list[MemoryDisk]()
 
     def keep(path: str = "") -> None:
@@ -67,7 +68,7 @@ async def test_a_committed_message_is_there_or_asked_for_again(autojump_clock: A
 
 
 async def test_nobody_has_consumed_what_is_not_there(autojump_clock: Any) -> None:
-    """It would be passed over, and so would the message that comes in its place."""
+    """A lost message would be passed over, and so would the message that gets its place."""
     header = UpdateConsumerOffsetRequestHeader("readers", "Orders", 0, 1)
     commit = Command.request(RequestCode.UPDATE_CONSUMER_OFFSET, header)
     for image in await images_of("UNIQ_KEY\x01AC\x02WAIT\x01false", then=commit):

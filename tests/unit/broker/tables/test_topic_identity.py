@@ -104,7 +104,8 @@ def test_commits_between_deletion_and_making_again_leave_nothing() -> None:
 
 
 def test_members_of_a_deleted_topic_are_sent_to_its_start_and_waiting_pulls_are_answered() -> None:
-    """So that they miss nothing when the topic made again has soon more messages than the first had."""
+    """The members must miss no message even if the new topic soon has more messages than the earlier topic
+    had."""
     rig, wire = filled(3), Wire()
     members = ConsumerData(
         "g",
@@ -145,7 +146,8 @@ def test_an_empty_store_under_the_name_of_another_has_none_of_its_positions() ->
 
 
 def test_behind_messages_that_a_crash_took_readers_go_on_where_they_were() -> None:
-    """Not at the start: that would give all again; and not at the end: what came since is new to them."""
+    """The readers do not go to the start, which would deliver all messages again, and not to the end, since
+    the later messages are new to them."""
     rig = started_again(filled(90), clean=False)
     rig.put("T")
     assert pulled(rig, 100) == (ResponseCode.PULL_OFFSET_MOVED, 90)
@@ -181,7 +183,7 @@ def test_readers_of_a_master_before_this_one_go_on_where_this_one_began() -> Non
 
 
 def test_a_slave_sends_nobody_to_the_start() -> None:
-    """It may be behind its master."""
+    """The slave may be behind its master."""
     rig = filled(10)
     rig.become_slave()
     assert pulled(rig, 100) == (ResponseCode.PULL_RETRY_IMMEDIATELY, 100)
@@ -324,7 +326,7 @@ def test_who_asks_for_an_offset_gets_the_creation_of_its_topic() -> None:
 
 
 def test_a_slave_sends_positions_of_another_topic_to_its_master() -> None:
-    """It may be behind, and knows no more than that one of the two is old."""
+    """The slave may be behind, and cannot know which of the two topics is older."""
     rig = filled(10)
     rig.become_slave()
     answer = rig.one(pull("T", offset=5, topic_created_ms=created_ms(rig) + 7))
@@ -334,7 +336,8 @@ def test_a_slave_sends_positions_of_another_topic_to_its_master() -> None:
 
 
 def test_a_waiting_pull_gets_nothing_of_a_topic_that_took_the_place_of_its_own() -> None:
-    """As a slave's table changes when the topic was deleted and made again at its master."""
+    """The table of a slave changes in this way after the topic was deleted and created again at its
+    master."""
     rig, wire = filled(10), Wire()
     flags = PULL_SUSPEND | PULL_SUBSCRIPTION
     rig.ask(pull("T", offset=10, sys_flag=flags, topic_created_ms=created_ms(rig)), wire=wire)

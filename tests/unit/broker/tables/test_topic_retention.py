@@ -144,7 +144,7 @@ def test_a_slave_hides_what_its_master_gave_up_and_decides_nothing() -> None:
 
 @pytest.mark.parametrize("kept_units", [8, 3, 0])
 def test_a_log_that_is_cut_before_a_queue_s_begin_cuts_the_queue(kept_units: int) -> None:
-    """As on a slave whose next master has less."""
+    """An example: a slave whose next master has less of the log."""
     rig = aging(ms=int(3.5 * HOUR))
     cut = rig.store.unit("T", 0, kept_units)
     assert cut is not None
@@ -155,7 +155,7 @@ def test_a_log_that_is_cut_before_a_queue_s_begin_cuts_the_queue(kept_units: int
 
 
 def test_queue_files_stay_as_long_as_the_records() -> None:
-    """Else the next start would make the queue again."""
+    """Without them the next start would rebuild the queue."""
     rig = limited(
         Rig(store={"mapped_file_size_commit_log": 1 << 14, "mapped_file_size_consume_queue": 100}), ms=1
     )

@@ -15,7 +15,7 @@ from .conftest import Run
 
 @pytest.fixture(autouse=True)
 def bodies(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
-    """Where bodies are written."""
+    """The folder of the written bodies."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     return tmp_path
 

@@ -71,7 +71,7 @@ async def consume(client: rmq.Client, topic: str, count: int) -> None:
 
 
 async def until(condition: Callable[[], Awaitable[Any]]) -> Any:
-    """What `condition` gives once it is true and does not raise that nobody is there."""
+    """The result of `condition` once it is true; a ResponseError counts as not yet."""
     while True:
         try:
             if found := await condition():

@@ -409,7 +409,8 @@ def test_a_body_without_a_form(both: Play, cluster: Cluster) -> None:
 
 
 async def lived(application: Any, between: Any) -> list[str]:
-    """What an ASGI server gets told by the lifespan of an application; `between` runs while it is up."""
+    """The messages that an ASGI server gets from the lifespan of an application; `between` runs while the
+    application is up."""
     told: list[str] = []
     came, go = anyio.Event(), anyio.Event()
     asked = iter(["lifespan.startup", "lifespan.shutdown"])

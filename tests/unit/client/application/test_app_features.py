@@ -1,4 +1,4 @@
-"""What an app offers beside handlers: requests, transactions, delays, middlewares, no duplicates."""
+"""Features of an app beside handlers: requests, transactions, delays, middlewares, no duplicates."""
 
 from __future__ import annotations
 
@@ -331,7 +331,7 @@ async def test_a_copy_waits_for_the_first(autojump_clock: object) -> None:
 
 
 def test_the_inbox_is_part_of_the_handlers_transaction(in_memory: Play, cluster: Cluster) -> None:
-    """As in docs/duplicates.md: the key and the handler's rows are stored together or not at all."""
+    """The case of docs/duplicates.md: the key and the handler's rows are stored together or not at all."""
     inbox = rmq.Inbox("g", dialect="sqlite")
     database = sqlite3.connect(":memory:")
     database.execute(inbox.create)

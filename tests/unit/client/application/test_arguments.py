@@ -1,6 +1,5 @@
-"""What a call does not take is refused before anything is sent: a TypeError or a ValueError that names the
-argument, what was given and what is allowed.
-"""
+"""Refused arguments of calls: before any request, a TypeError or a ValueError names the argument, its value
+and the allowed values."""
 
 from __future__ import annotations
 

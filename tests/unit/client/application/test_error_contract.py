@@ -1,4 +1,4 @@
-"""Which call raises which error: the table in docs/reference/errors.md, on trio and on asyncio."""
+"""The errors of each call: the table in docs/reference/errors.md, on trio and on asyncio."""
 
 from __future__ import annotations
 

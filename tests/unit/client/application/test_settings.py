@@ -1,4 +1,4 @@
-"""What a client takes from environment variables and contexts when arguments do not say it."""
+"""Settings of a client from environment variables and contexts, if no arguments give them."""
 
 from __future__ import annotations
 

@@ -64,7 +64,8 @@ class TestBothLoops:
     async def test_retries_of_a_group_that_is_new_here_are_consumed_from_their_start(
         self, setting: World, clock: MockClock, cluster: Cluster
     ) -> None:
-        """They are the group's own, wherever it begins with its topics."""
+        """Retries are the group's own messages, independent of the place at which it begins with its
+        topics."""
         await cluster.create_topic("%RETRY%g", 1)
         cluster["a"].put("T", 0, b"old")
         cluster["a"].put("%RETRY%g", 0, b"again", "RETRY_TOPIC\x01T")

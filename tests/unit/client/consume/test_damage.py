@@ -49,7 +49,7 @@ ANSWERS = [damaged_record, damaged_frame, by_turns, moved_to_where_it_asked, not
 async def test_a_consumer_backs_off_from_a_broker_that_sends_damage(
     setting: World, clock: MockClock, answer: object
 ) -> None:
-    """It asked 225 times a second."""
+    """Without the pauses the consumer asked 225 times a second."""
     front = setting.cluster["a"]
     front.hook(RequestCode.PULL_MESSAGE, answer)  # type: ignore[arg-type]
     for number in range(4):

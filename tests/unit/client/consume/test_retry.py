@@ -1,4 +1,4 @@
-"""When what fails comes again: in any number of seconds, by a consumer's policy, and what is logged of it."""
+"""Times of redeliveries: any number of seconds, a consumer's policy, and the log lines."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from .consuming import fill, sent_back
 async def times_of(
     consumer: rmq.Consumer, most: int, *, error: Exception | None = None, seconds: float = 100_000
 ) -> list[float]:
-    """When a message is delivered, which fails `most` - 1 times by `error`."""
+    """The times of delivery of a message that fails `most` - 1 times by `error`."""
     seen: list[float] = []
 
     async def handle(message: StoredMessage) -> None:

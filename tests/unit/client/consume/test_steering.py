@@ -438,7 +438,7 @@ async def test_draining_waits_as_long_as_the_setting_says(setting: World, clock:
 
 
 async def test_what_ends_while_it_drains_is_committed_at_once(setting: World, clock: MockClock) -> None:
-    """Whoever is killed in the middle repeats only what had not ended."""
+    """A consumer that is killed in the middle repeats only messages that had not ended."""
     fill(setting.cluster, 2)
     handle = Gate()
     handle.held = {0}

@@ -193,7 +193,7 @@ def test_of_an_ordinary_function_in_a_thread(in_memory: Play, cluster: Cluster) 
 def test_a_handler_that_cancels_its_own_task_ends_no_worker(
     cluster: Cluster, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As an application does that keeps the tasks of its handlers, to end one of them."""
+    """An application may keep the tasks of its handlers, to end one of them."""
     seen: list[bytes] = []
     tries: dict[bytes, int] = {}
 

@@ -1,4 +1,4 @@
-"""What a client counts, and how prometheus-client and OpenTelemetry show it; one-way sends are seen, too."""
+"""Counters of a client, and their form in prometheus-client and OpenTelemetry; one-way sends count, too."""
 
 from __future__ import annotations
 

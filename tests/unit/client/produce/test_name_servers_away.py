@@ -24,7 +24,7 @@ def named(error: rmq.RmqError) -> str:
 
 
 async def failure(producer: rmq.Producer, timeout: float) -> str:
-    """What a send says that fails for want of a name server, in time."""
+    """The error of a send that fails for want of a name server, in time."""
     began = anyio.current_time()
     with pytest.raises(rmq.Unreachable) as caught:
         await producer.send(Message("T", b"x"), timeout=timeout)

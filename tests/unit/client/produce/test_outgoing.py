@@ -1,4 +1,5 @@
-"""What a producer puts on the wire, against captured requests of Java's, and what it refuses to send."""
+"""The requests of a producer, compared with captured requests of Java's, and the messages that it refuses to
+send."""
 
 from __future__ import annotations
 

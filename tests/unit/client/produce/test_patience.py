@@ -85,7 +85,7 @@ class TestRestart:
     async def test_a_consumer_goes_on_soon_after_the_return_of_its_broker(
         self, setting: World, clock: MockClock, caplog: pytest.LogCaptureFixture, outage: float
     ) -> None:
-        """Nobody sends, whose sends would find the broker back."""
+        """No producer sends, whose sends would find the broker back."""
         cluster = setting.cluster
         async with setting.connect() as client, client.consumer("g", {"T": "*"}) as consumer:
             await trio.sleep(5)
@@ -137,8 +137,8 @@ class TestRestart:
     async def test_what_is_left_may_be_less_than_the_clock_can_tell(
         self, setting: World, clock: MockClock
     ) -> None:
-        """Where a clock passes a power of two its numbers get coarser, and what a send has left of its time
-        may be less than one step. A send that paused for that never ended on a virtual clock."""
+        """When a clock passes a power of two its numbers get coarser, and the remaining time of a send may be
+        less than one step. A send that paused for such a time never ended on a virtual clock."""
         draws = 0
 
         class Chance(random.Random):

@@ -197,7 +197,7 @@ class TestQueues:
 
 
 def without(broker: str, names: Front, request: Command, connection: Connection) -> Command | None:
-    """What a name server answers when a broker no longer has the topic."""
+    """The response of a name server when a broker no longer has the topic."""
     answer = names.answer(request, connection)
     assert answer is not None
     route = TopicRouteData.from_json(answer.body)
@@ -501,7 +501,7 @@ class TestCutShort:
 
 
 def by_server(cluster: Cluster) -> list[list[Command]]:
-    """What clients asked of each server; brokers ask name servers too."""
+    """The requests of clients to each server; brokers ask name servers, too."""
     return [
         *[names.requests(ROUTE) for names in cluster.name_servers],
         *[broker.seen for broker in cluster.brokers.values()],

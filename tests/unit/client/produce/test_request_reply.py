@@ -32,7 +32,7 @@ def cluster() -> Cluster:
 
 
 def push(connection: Connection, properties: str, body: bytes = b"17", sys_flag: int = 0) -> None:
-    """What a broker does with a reply."""
+    """Push a reply, as a broker does."""
     header = ReplyMessageRequestHeader(
         "r",
         "C_REPLY_TOPIC",
@@ -50,7 +50,7 @@ def push(connection: Connection, properties: str, body: bytes = b"17", sys_flag:
 
 
 def taken(request: Command, _: Connection) -> Command:
-    """What a broker answers that has handed a reply on."""
+    """The response of a broker that has handed a reply on."""
     return request.reply(header={"msgId": "0" * 32, "queueId": "0", "queueOffset": "0"})
 
 

@@ -137,8 +137,8 @@ class TestHungBroker:
     def test_a_late_loop_leaves_time_for_the_healthy_one(
         self, in_memory: Play, pair: Cluster, timeout: float | None, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """When the loop was held up, requests get their time again (`timed_out`). That time is not the
-        send's: it has as much left for the other broker as it would have had."""
+        """When the loop was held up, requests get their time again (`timed_out`). This extra time is not the
+        send's: the send has as much left for the other broker as without it."""
         monkeypatch.setattr("rmq.remoting.pending_requests.LATE_SECONDS", -1.0)  # every timer tells of that
         pair["a"].script(SEND, *[HANG] * 99)
 

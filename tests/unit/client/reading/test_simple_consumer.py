@@ -270,7 +270,7 @@ def test_slow_handlers_leave_messages_to_others(in_memory: Play) -> None:
 
 
 def test_a_broker_that_refuses_many_at_a_time_is_asked_for_fewer(in_memory: Play) -> None:
-    """As RocketMQ's brokers do."""
+    """RocketMQ's brokers refuse many messages at a time."""
 
     async def scenario(world: World) -> None:
         front, asked = world.cluster["a"], list[int]()

@@ -1,4 +1,4 @@
-"""How a client is: ready, health, lag, events, and what it says of a consumer that does not get on."""
+"""The state of a client: ready, health, lag, events, and reports of a consumer without progress."""
 
 from __future__ import annotations
 

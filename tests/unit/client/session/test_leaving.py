@@ -108,8 +108,8 @@ def test_several_frozen_brokers_take_no_longer(in_memory: Play, options: dict[st
 def test_brokers_that_take_connections_and_answer_nothing(
     in_memory: Play, options: dict[str, Any], first: str
 ) -> None:
-    """As a process that is stopped, whose system still accepts connections. Only one of the brokers is to be
-    told an offset, and messages wait that are to be given back."""
+    """The brokers behave like a stopped process, whose system still accepts connections. Only one of them
+    must get an offset, and waiting messages must be given back."""
     cluster = Cluster("a", "b", "c", topics={"T": 1})
 
     async def handle(message: StoredMessage) -> None:

@@ -37,7 +37,7 @@ def in_a_row(portal: LoopThread, count: int = 20) -> list[bool]:
 
 
 def elsewhere(function: Callable[[], T]) -> T:
-    """What it returns or raises in a thread other than the main one."""
+    """The value that a call returns, or the error that it raises, in a thread other than the main thread."""
     return begun(function).result(30)
 
 
@@ -134,7 +134,8 @@ def test_between_calls_the_loop_goes_on_by_itself(monkeypatch: pytest.MonkeyPatc
 
 
 def test_many_short_calls_do_not_wake_the_loops_thread(portal: LoopThread) -> None:
-    """Not even when it has looked once: it would find the next call begun, and wait for the end of that."""
+    """The thread must not wake even for one look: it would find the next call begun, and wait for the end of
+    this call."""
 
     def run() -> int:
         assert in_a_row(portal)[-1]

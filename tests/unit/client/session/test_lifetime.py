@@ -99,7 +99,7 @@ def test_started_in_one_task_and_closed_in_another(names: str, loop: str) -> Non
 
 
 def test_a_generator_of_a_fixture_is_ended_by_another_task(names: str, runner: asyncio.Runner) -> None:
-    """As with pytest-asyncio: each step of the fixture is a task of the loop."""
+    """The case is that of pytest-asyncio: each step of the fixture is a task of the loop."""
 
     async def fixture() -> AsyncIterator[rmq.Client]:
         async with rmq.connect(names) as client:
@@ -289,7 +289,7 @@ def test_a_task_that_fails_ends_the_block_it_serves(loop: str) -> None:
 
 
 async def broken_while_shielded() -> list[str]:
-    """What a block still does whose task has failed while it was shielded."""
+    """Run a block whose task fails while the block is shielded; return the work that the block has done."""
     done: list[str] = []
 
     async def block() -> None:
@@ -314,7 +314,7 @@ def test_a_task_that_fails_waits_for_what_the_block_has_shielded(loop: str) -> N
 def test_an_anyio_that_keeps_its_scopes_elsewhere_ends_the_block_all_the_same(
     missing: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What `_cancel_scope` reads is private to anyio."""
+    """The attribute that `_cancel_scope` reads is private to anyio."""
 
     class Missing:
         """anyio's backend, without one of its names."""

@@ -64,7 +64,7 @@ def test_sends_and_consumption_go_on(in_memory: Play, cluster: Cluster, options:
 
 
 def test_a_consumer_that_only_waits_is_soon_back(in_memory: Play, cluster: Cluster) -> None:
-    """Its pulls are held by the broker when the connection falls silent."""
+    """The broker holds the pulls of this consumer when the connection falls silent."""
     seen: list[float] = []
 
     async def handle(message: StoredMessage) -> None:
@@ -99,7 +99,7 @@ def test_the_settings_reach_the_connections() -> None:
 def test_sends_that_their_callers_give_up_show_the_silence_too(
     in_memory: Play, cluster: Cluster, patience: float
 ) -> None:
-    """As with asyncio.wait_for: no request runs out of its own time."""
+    """The case is that of asyncio.wait_for: no request runs out of its own time."""
     results: list[bool] = []
 
     async def scenario(world: World) -> None:

@@ -256,7 +256,7 @@ def test_the_file_of_a_broadcasting_member_says_of_which_topic_its_offsets_are(
 async def test_a_broker_that_knows_no_creations_is_asked_nothing_more(
     setting: World, clock: MockClock, options: dict[str, Any]
 ) -> None:
-    """As RocketMQ's: pulls and commits are as ever."""
+    """RocketMQ's brokers know no creations: pulls and commits stay as they were."""
     cluster = setting.cluster
     cluster["a"].hook(QUERY, not_found)
     fill(cluster, 10, queues=1)
@@ -273,7 +273,7 @@ async def test_a_broker_that_knows_no_creations_is_asked_nothing_more(
 async def test_a_member_of_a_topic_without_a_creation_gets_all_when_it_is_made_again(
     setting: World, clock: MockClock
 ) -> None:
-    """As of a store that was RocketMQ's."""
+    """The topic is from a store that was RocketMQ's."""
     cluster = setting.cluster
     topics = cluster["a"].server.topics
     topics.table["T"] = attrs.evolve(topics.table["T"], creation=None)

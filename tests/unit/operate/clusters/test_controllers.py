@@ -216,7 +216,7 @@ async def test_a_hand_over_that_cannot_be_says_why(autojump_clock: MockClock) ->
 
 
 async def test_a_change_waits_for_an_election_that_is_going_on(autojump_clock: MockClock) -> None:
-    """As after the leader was killed; with a majority that does not answer there will be none."""
+    """The case after a kill of the leader; if a majority does not answer, no election follows."""
     table = Table({"a:1": state("a:1"), "b:1": state("b:1")}, [Answer(controllers=("a:1",))])
     async with trio.open_nursery() as nursery:
         outcomes: list[Outcome] = []
@@ -315,7 +315,7 @@ def test_a_replica_that_answers_is_not_called_dead(broker: BrokerFacts, words: s
 
 
 async def test_a_controller_that_alone_refuses_the_account_is_shown_with_its_reason() -> None:
-    """Its clock is wrong: it takes every signature for an old one."""
+    """The clock of this controller is wrong: it takes every signature for an old signature."""
 
     table = Table({"a:1": state("a:1", leading=True), "b:1": state("b:1", leader="a:1")}, refusing=("b:1",))
     seen = await Controllers(["b:1", "a:1"], table.call).states()

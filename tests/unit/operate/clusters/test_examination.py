@@ -49,8 +49,8 @@ async def test_an_examination_sees_servers_topics_and_groups(cluster: Cluster, c
 
 
 async def test_a_server_that_alone_refuses_the_account_is_a_finding(cluster: Cluster) -> None:
-    """Its clock is wrong. The examination goes on with the others; if all refuse, the account is no
-    administrator."""
+    """The clock of this server is wrong. The examination goes on with the other servers; if all refuse, the
+    account is no administrator."""
 
     def refusal(request: Command, connection: Connection) -> Command:
         return request.reply(ResponseCode.NO_PERMISSION, "compare the clocks")

@@ -140,7 +140,7 @@ async def test_the_queues_of_an_ordered_topic_are_noted_anew(
 async def test_a_drained_broker_is_empty_when_the_wait_ends(
     cluster: Cluster, autojump_clock: MockClock
 ) -> None:
-    """As `rmq broker drain` waits: for the last message, and for each group."""
+    """The wait is that of `rmq broker drain`: for the last message, and for each group."""
     cluster["a"].put("Orders", 0, b"x")
     cluster["a"].commit("billing", "Orders", 0, 0)
     lines: list[str] = []

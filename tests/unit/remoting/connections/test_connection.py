@@ -66,7 +66,8 @@ async def test_each_call_times_out_at_its_own_time(autojump_clock: MockClock) ->
 
 
 async def test_a_loop_that_was_busy_gives_a_call_its_time_again_once(autojump_clock: MockClock) -> None:
-    """As fifty thousand sends that are begun at once keep it: the answer lies there when the time is over."""
+    """Fifty thousand sends that begin at once keep the loop busy in this way: the response is in the buffer
+    when the time is over."""
     answers: list[Command] = []
     async with linked() as link, trio.open_nursery() as nursery:
 
@@ -331,7 +332,8 @@ def test_the_stream_contract_has_a_send_that_takes_nothing() -> None:
 async def test_an_answer_while_the_connection_is_being_cancelled_is_dropped(
     autojump_clock: MockClock, ticks: int
 ) -> None:
-    """As a service that stops gives it: its connections are cancelled, and what waits is answered."""
+    """A service that stops gives such a response: its connections are cancelled, and waiting requests are
+    answered."""
     endpoint, network = Silent(), MemoryNetwork()
     ours, peers = network.pair()
     async with trio.open_nursery() as nursery:

@@ -297,7 +297,7 @@ async def test_a_stream_that_fails_in_an_unknown_way_ends_the_connection_and_is_
 
 
 async def test_nothing_follows_half_a_frame(autojump_clock: MockClock) -> None:
-    """Who cancels a send of a whole piece, as over WebSocket, does not know how much of it has gone."""
+    """After a cancelled send of a whole piece, as over WebSocket, the number of sent bytes is unknown."""
 
     class Slow(MemoryNetwork):
         def pair(self, *args, **kwargs):  # type: ignore[no-untyped-def]

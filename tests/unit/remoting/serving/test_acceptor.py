@@ -1,4 +1,4 @@
-"""Who is let in, and that nothing a peer or the system does ends the letting in."""
+"""Admission of peers: no peer and no error of the system ends the admission."""
 
 from __future__ import annotations
 
@@ -47,7 +47,8 @@ class Listening:
 
 
 async def serve(stream: Stream, guest: Guest) -> None:
-    """Until the peer hangs up; a peer that says "bug" meets one, one that says "proof" proves itself."""
+    """Serve until the peer hangs up; a peer that says "bug" meets one, one that says "proof" proves
+    itself."""
     while data := await stream.receive_some():
         assert data != b"bug"
         guest.speaks()
@@ -120,7 +121,8 @@ async def test_what_is_behind_a_trusted_gateway_has_no_bound_of_its_own(autojump
 
 
 async def test_silent_peers_make_room_for_newcomers(autojump_clock: MockClock) -> None:
-    """They had all places until they were closed for their silence, however many addresses they came from."""
+    """In an earlier version silent peers kept all places until they were closed for their silence, from any
+    number of addresses."""
     network, acceptor = MemoryNetwork(), Acceptor(8)
     async with accepting(network, acceptor):
         silent = [await network.host(f"10.0.0.{1 + number % 8}").dial(SERVER) for number in range(40)]

@@ -52,7 +52,8 @@ async def test_all_tasks_that_wait_for_room_are_woken() -> None:
 async def test_a_newcomer_stays_when_strangers_whose_requests_a_door_keeps_use_up_the_budget(
     autojump_clock: MockClock,
 ) -> None:
-    """What doors keep had no time: a newcomer whose first answer was on its way was cut off instead."""
+    """In an earlier version the bytes that doors keep had no time: a newcomer whose first response was on its
+    way was cut off."""
     budget = MemoryBudget(MIB)
     strangers = [connection(budget) for _ in range(20)]
     for one in strangers[:9]:

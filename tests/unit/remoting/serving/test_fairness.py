@@ -1,4 +1,4 @@
-"""What one peer may cost the others: turns, bodies, bytes that wait, peers that take nothing."""
+"""The cost of one peer for the other peers: turns, bodies, waiting bytes, peers that take no bytes."""
 
 from __future__ import annotations
 
@@ -121,7 +121,8 @@ def raw_frame(header: bytes, body: bytes = b"") -> bytes:
 
 @pytest.mark.parametrize("pieces", [1, 7])
 async def test_a_request_with_a_long_header_fails_alone(autojump_clock: MockClock, pieces: int) -> None:
-    """Its connection ended, which all senders of a JVM share: their sends failed with it, three times."""
+    """In an earlier version the connection ended, which all senders of a JVM share: their sends failed with
+    it, three times."""
     async with linked() as link:
         before, after = request(b"before"), request(b"after")
         data = encode(before) + raw_frame(java_header(7, 90_000), b"x" * 5000) + encode(after)
@@ -283,7 +284,8 @@ async def test_unfinished_frames_of_many_count_together(
 async def test_the_part_of_a_frame_behind_a_whole_one_counts_from_when_it_came(
     autojump_clock: MockClock,
 ) -> None:
-    """It had no time before, so that a budget was relieved by whoever had just not been answered."""
+    """In an earlier version this part had no time, and a full budget cut peers that had just not been
+    answered."""
     budget = MemoryBudget(MIB)
     async with linked(Echo(), budget=budget) as link:
         half = encode(request(b"x" * MIB))[: 40 * KIB]

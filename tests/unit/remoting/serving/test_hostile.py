@@ -42,7 +42,7 @@ def client_hello() -> bytes:
 
 
 def conversation(chance: random.Random, hello: bytes) -> list[bytes]:
-    """What a peer might send: a good beginning of one of the three kinds, mutated or not."""
+    """The bytes of a peer: a good beginning of one of the three kinds, mutated or not."""
     kind = chance.choice(("frames", "websocket", "tls", "noise"))
     if kind == "frames":
         return [encode(request(chance.randbytes(20))) for _ in range(3)]

@@ -19,7 +19,7 @@ MODULES = [module.name for module in FOUND if not module.ispkg]
 
 
 def rows_under(heading: str) -> list[str]:
-    """What stands in the first column of the table under a heading."""
+    """The first column of the table under a heading."""
     section = PAGE.split(f"## {heading}\n")[1].split("\n## ")[0]
     return re.findall(r"^\| `(\w+)` \|", section, re.M)
 

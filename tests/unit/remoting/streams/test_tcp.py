@@ -167,7 +167,7 @@ async def test_a_peer_is_told_by_a_reset_that_a_process_was_killed_and_by_an_end
 
 
 async def test_a_peer_sees_an_end_at_once_behind_what_was_sent_last() -> None:
-    """What it sends before it has seen that would make the end a reset, which takes the last with it."""
+    """If the peer sent before it has seen the end, the end would be a reset, which drops the last bytes."""
     client, server = await pair()
     server.send_now([b"the last"])
     server.end_sending()

@@ -52,7 +52,7 @@ class Authority:
         return str(path)
 
     def server(self, *hosts: str, days: int = 30, client_auth: str = "none") -> TlsConfig:
-        """What name server and broker use."""
+        """The TLS settings of name server and broker."""
         return TlsConfig(
             tls_mode="enforcing",
             tls_enable=True,
@@ -63,7 +63,7 @@ class Authority:
 
     @property
     def client(self) -> TlsConfig:
-        """What a client without a certificate uses."""
+        """The TLS settings of a client without a certificate."""
         return TlsConfig(tls_trust_path=self.path)
 
 
@@ -208,7 +208,7 @@ async def test_the_name_is_verified_unless_an_option_says_insecure(
 def test_a_server_whose_peers_would_not_accept_its_certificate_says_so(
     tmp_path: Path, authority: Authority, case: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It can dial them, and it takes connections that all fail."""
+    """The server can dial them, and accepts connections that all fail."""
     config = authority.server("10.0.0.1", client_auth="require" if case == "clients need one" else "none")
     if case == "another":
         config = evolve(config, tls_trust_path=other_authority(authority, tmp_path).tls_trust_path)

@@ -1,4 +1,4 @@
-"""What comes over a WebSocket besides frames: web pages, foreign names, fragments without content."""
+"""Input over a WebSocket besides frames: web pages, foreign names, fragments without content."""
 
 from __future__ import annotations
 

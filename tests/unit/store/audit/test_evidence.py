@@ -98,7 +98,7 @@ def test_whole_files_at_the_end_that_are_gone_are_missed(how: str) -> None:
 
 
 def test_what_no_sync_had_covered_may_be_gone() -> None:
-    """As a power cut takes it, of any file, in any order."""
+    """A power cut may take such bytes of any file, in any order."""
     for seed in range(40):
         disk, clock = MemoryDisk(seed), Clock()
         disk.tears = seed % 2 == 0

@@ -139,7 +139,7 @@ def test_heads_inside_heads_are_not_each_read_to_their_end(
 @pytest.mark.parametrize("stored", [0, START_MS - 5000, START_MS + 1])
 @pytest.mark.parametrize("lost", ["head", "body", "end"])
 def test_a_torn_tail_with_a_forged_record_is_cut(lost: str, stored: int, ahead: int) -> None:
-    """Its time says that it was synced long ago: a start would be refused for damage."""
+    """By its time the forged record was synced long ago: a start would be refused for damage."""
     for marked in (True, False):
         disk, clock = MemoryDisk(), Clock()
         store = opened(disk, clock)

@@ -114,7 +114,7 @@ def test_an_end_torn_off_by_a_power_cut_is_cut_though_a_unit_is_there(kept: int)
 
 
 def test_zeros_that_were_synced_stay_even_when_they_fill_a_page() -> None:
-    """As a sender that knows the offsets may have them."""
+    """A sender that knows the offsets may send such zeros."""
     disk, clock = MemoryDisk(), Clock()
     store = opened(disk, clock)
     send(store, record("first"))

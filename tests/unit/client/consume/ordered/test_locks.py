@@ -207,7 +207,8 @@ class TestLocks:
     async def test_a_queue_is_committed_before_it_is_unlocked(
         self, setting: World, clock: MockClock, cluster: Cluster
     ) -> None:
-        """Else the next member begins where this one was some seconds ago, and the order is lost."""
+        """Otherwise the next member would begin at the position of some seconds ago, and the order would be
+        lost."""
         fill(cluster, 12)
         order = Order(7.0)
         at_unlock = note_unlocks(cluster)
@@ -286,7 +287,8 @@ class TestLocks:
     async def test_a_lock_that_nobody_else_can_have_had_is_gone_on_with(
         self, setting: World, clock: MockClock, cluster: Cluster
     ) -> None:
-        """Not renewed for 40 s: not relied on meanwhile, but the broker kept it."""
+        """The lock was not renewed for 40 s: the member does not rely on it in this time, but the broker kept
+        it."""
         fill(cluster, 6, queues=1)
         order, broker = Order(11.0), cluster["a"]
         late = answers_after(broker, 40)

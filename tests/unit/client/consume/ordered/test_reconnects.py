@@ -51,7 +51,7 @@ def test_a_connection_that_is_lost_makes_nothing_come_twice(
 
 
 def test_the_lock_is_renewed_at_once_when_the_connection_is_back(in_memory: Play, cluster: Cluster) -> None:
-    """Nothing is delivered until then: the broker may be one that was started again."""
+    """No message is delivered before the renewal: the broker may have been started again."""
     times: list[float] = []
 
     async def handle(message: StoredMessage) -> None:
@@ -94,7 +94,7 @@ def test_another_member_that_went_further_is_noticed(in_memory: Play, cluster: C
 def test_a_place_that_the_consumer_gave_up_itself_is_not_another_member_s(
     in_memory: Play, cluster: Cluster
 ) -> None:
-    """It went back by `seek`, and the group's place, which is still ahead, was its own."""
+    """The consumer went back by `seek`, and the group's place, which is still ahead, was its own."""
     seen: list[int] = []
 
     async def handle(message: StoredMessage) -> None:
