@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 def work(namesrv: str, scenario: Callable[[rmq.Client], Coroutine[Any, Any, T]]) -> T:
-    """Runs `scenario(client)` with a client of the cluster, in a loop of this thread."""
+    """Run `scenario(client)` with a client of the cluster, in a loop of this thread."""
 
     async def with_client() -> T:
         async with rmq.connect(namesrv) as client:
@@ -48,7 +48,7 @@ class Masters:
     _failure: BaseException | None = None
 
     def work(self, scenario: Callable[[rmq.Client], Coroutine[Any, Any, T]]) -> T:
-        """Runs `scenario(client)` in a loop of this thread."""
+        """Run `scenario(client)` in a loop of this thread."""
         return work(self.namesrv, scenario)
 
     def serve(self, folder: pathlib.Path) -> None:
@@ -61,13 +61,13 @@ class Masters:
             self._ready.set()
 
     def started(self) -> None:
-        """Waits until both are registered."""
+        """Wait until both replicas are registered."""
         assert self._ready.wait(20)
         if self._failure is not None:
             raise self._failure
 
     def stop(self) -> None:
-        """Ends the thread."""
+        """End the thread."""
         if self._token is not None and self._stop is not None and self._failure is None:
             self._token.run_sync_soon(self._stop.set)
 

@@ -55,7 +55,7 @@ def dev(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dev]:
 
 
 def _started(log: pathlib.Path, process: Any) -> Dev:
-    """Reads the banner to its end."""
+    """Read the banner to its end."""
     text = ""
     for line in process.stdout:
         text += line
@@ -153,7 +153,7 @@ def chromium() -> Iterator[Any]:
 
 @pytest.fixture
 def watcher() -> Iterator[Watcher]:
-    """Fails the test when a page does what it must not."""
+    """Fail the test if a page breaks a rule of the Watcher."""
     made = Watcher()
     yield made
     assert made.found == []

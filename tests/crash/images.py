@@ -83,7 +83,7 @@ class Campaign:
     _store: Store = field(init=False)
 
     def run(self) -> None:
-        """Raises Lost, with the seed and the number of the image, when an image is not as it must be."""
+        """Make and check the images. Raises Lost, with the seed and the number of the image."""
         self._chance = random.Random(self.seed)
         self._disk = MemoryDisk(self.seed)
         self._disk.on_change = self._boundary
@@ -231,7 +231,7 @@ class Campaign:
 
 
 def campaign(seed: int, images: int, run_images: int = 400) -> tuple[int, int]:
-    """Runs with seeds from `seed` on until so many images were checked; returns (images, boundaries)."""
+    """Run with seeds from `seed` on until this number of images was checked; return (images, boundaries)."""
     made = boundaries = 0
     while made < images:
         run = Campaign(seed, min(run_images, images - made))

@@ -267,7 +267,7 @@ class Ledger:
         least: Promise = Promise.WRITTEN,
         is_caught_up: bool = True,
     ) -> None:
-        """Raises Lost with the first few of `complaints`."""
+        """Raise Lost with the first few of `complaints`."""
         wrong = self.complaints(machine, found, now_ms, least=least, is_caught_up=is_caught_up)
         if wrong:
             raise Lost(f"{machine}, {len(wrong)} faults: " + "; ".join(wrong[:3]))

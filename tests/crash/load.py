@@ -110,7 +110,7 @@ class Load:
         raise TimeoutError(f"sends do not succeed again: {self.refusals[-3:]}")
 
     def check(self, found: Found) -> None:
-        """Raises Lost when a reader does not find what was acknowledged."""
+        """Raise Lost if a reader does not find an acknowledged message."""
         self.ledger.check(CLUSTER, found, now_ms())
 
     async def settle(self, namesrv: str) -> Found:

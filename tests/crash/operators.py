@@ -49,7 +49,7 @@ class Operators:
     _pool: Pool = field(init=False)
 
     async def run(self) -> None:
-        """Raises Lost, with the seed and what was done."""
+        """Raise Lost, with the seed and the steps so far."""
         self._chance = random.Random(-self.seed)
         async with trio.open_nursery() as nursery:
             self.world = World.of(self.seed, nursery)
@@ -239,7 +239,7 @@ class Operators:
 
 
 def campaign(seed: int, runs: int, steps: int = 6) -> int:
-    """Returns how many messages were acknowledged."""
+    """The number of acknowledged messages."""
     acknowledged = 0
     for number in range(seed, seed + runs):
         run = Operators(number, steps)

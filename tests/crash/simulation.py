@@ -442,9 +442,8 @@ def _messages(store: Store, queue: Queue) -> Iterator[tuple[int, bytes]]:
 
 
 def look(world: World, machine: Machine, disk: MemoryDisk, least: Promise, now_ms: int | None = None) -> None:
-    """Raises Lost when a disk, as an accident left it, does not hold what was promised; or what the start
-    over it raises. `now_ms` is when it starts again.
-    """
+    """Raise Lost if a disk after an accident lacks a promised message, or the error of a start over this
+    disk. `now_ms` is the time of the start."""
     left = Left(machine, disk, world.now_ms() if now_ms is None else now_ms)
     repeats = {body: sent.may_repeat for body, sent in world.ledger.sent.items()}
     world.ledger.interrupted(left.now_ms)  # what was under way may be there twice, on this disk

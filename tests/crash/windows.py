@@ -49,7 +49,7 @@ class Windows:
         return self.seed % 3 == 0
 
     async def run(self) -> None:
-        """Raises Lost, with the seed and the number of the image."""
+        """Raise Lost, with the seed and the number of the image."""
         with pytest.MonkeyPatch.context() as patch:
             if self.is_narrow:
                 patch.setitem(cast(Any, Timers.__init__).__kwdefaults__, "limit", TIMERS)
@@ -134,7 +134,7 @@ class Windows:
 
 
 def campaign(seed: int, images: int, run_images: int = 150) -> tuple[int, int]:
-    """Runs with seeds from `seed` on until so many images were looked at; returns (images, boundaries)."""
+    """Run with seeds from `seed` on until this number of images was checked; return (images, boundaries)."""
     made = boundaries = 0
     while made < images:
         run = Windows(seed, min(run_images, images - made))

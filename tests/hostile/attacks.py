@@ -168,7 +168,7 @@ ATTACKS: Final[dict[str, Attack]] = {}
 
 
 def attack(name: str) -> Callable[[Attack], Attack]:
-    """Gives an attack its name, which begins with the number of the finding."""
+    """Give an attack its name, which begins with the number of the finding."""
 
     def keep(function: Attack) -> Attack:
         ATTACKS[name] = function

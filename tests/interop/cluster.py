@@ -76,7 +76,7 @@ class Cluster:
         return pathlib.Path(arguments[arguments.index("-c") + 1])
 
     def restart(self, name: str, while_down: Callable[[], object] = lambda: None) -> None:
-        """Stops a broker, does something, and starts it as it was."""
+        """Stop a broker, do the given work, and start the broker as it was."""
         old = self.brokers[name]
         assert isinstance(old.child.args, list)
         old.stop()
@@ -119,7 +119,7 @@ class Cluster:
         return next((int(line.split()[-1]) for line in said.splitlines() if "Diff Total" in line), -1)
 
     def wait_for_diff(self, group: str, diff: int) -> None:
-        """Waits until the group has committed so far (the clients commit every 5 s)."""
+        """Wait until the group has committed this number of messages (the clients commit every 5 s)."""
         wait_until(lambda: self.diff(group) == diff, 30, f"{group} at lag {diff}", every=0.3)
 
     def client_id(self, group: str) -> str:
@@ -148,7 +148,7 @@ def bodies(process: Process) -> list[str]:
 
 
 def wait_for_bodies(process: Process, count: int) -> list[str]:
-    """Waits until a consumer has received so many messages in all."""
+    """Wait until a consumer has received this number of messages in all."""
     wait_until(
         lambda: len(bodies(process)) >= count or process.child.poll() is not None, 40, f"{count} bodies"
     )

@@ -37,7 +37,7 @@ def java5(request: pytest.FixtureRequest) -> Java:
 
 
 def program(language: str, java: Java) -> list[str]:
-    """Makes the driver of Go or Node, or skips the test, with the reason, where their tools are missing."""
+    """Make the driver of Go or Node; if its tools are missing, skip the test with the reason."""
     try:
         return PROGRAMS[language](java.folder)
     except Missing as why:
@@ -46,7 +46,7 @@ def program(language: str, java: Java) -> list[str]:
 
 @pytest.fixture
 def processes(java: Java, tmp_path: pathlib.Path) -> Iterator[Processes]:
-    """Starts processes for one test and stops what is left of them."""
+    """Start processes for one test, and stop the processes that are left."""
     with Processes(java, tmp_path) as started:
         yield started
 
@@ -72,7 +72,7 @@ class Servers:
         return cls(processes, os.environ.get("RMQ_INTEROP_SERVERS", "rmq"))
 
     def broker(self, store: pathlib.Path, **settings: str) -> Process:
-        """Starts a broker of this kind over `store`."""
+        """Start a broker of this kind over `store`."""
         start = self.processes.java_broker if self.kind == "java" else self.processes.rmq_broker
         return start(self.namesrv, store, **settings)
 
@@ -101,7 +101,7 @@ def cluster(java: Java, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cl
 
 @pytest.fixture(params=["java", "rmq"])
 def start(request: pytest.FixtureRequest, cluster: Cluster) -> Callable[[str, str], Process]:
-    """Starts a consumer of a topic in a group: with the Java client, and with ours."""
+    """Start a consumer of a topic in a group: with the Java client, and with ours."""
     return cluster.java_consumer if request.param == "java" else cluster.rmq_consumer
 
 

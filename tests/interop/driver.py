@@ -26,7 +26,7 @@ class Missing(Exception):
 
 
 def go_program(kit: pathlib.Path) -> list[str]:
-    """Compiles go/ with RocketMQ's Go client into `kit`; the command that runs it."""
+    """Compile go/ with RocketMQ's Go client into `kit`; return the command that runs it."""
     if shutil.which("go") is None:
         raise Missing("needs Go (go.dev), which fetches RocketMQ's client by its module proxy")
     kit.mkdir(parents=True, exist_ok=True)
@@ -36,7 +36,8 @@ def go_program(kit: pathlib.Path) -> list[str]:
 
 
 def node_program(kit: pathlib.Path) -> list[str]:
-    """Fetches `ali-ons`, the Node client of RocketMQ 4, into `kit`; the command that runs node/driver.js."""
+    """Fetch `ali-ons`, the Node client of RocketMQ 4, into `kit`; return the command that runs
+    node/driver.js."""
     if shutil.which("node") is None or shutil.which("npm") is None:
         raise Missing("needs Node and npm")
     folder = kit / "node"

@@ -67,7 +67,7 @@ class StartFailed(Exception):
 
 
 def free_port() -> int:
-    """Returns a port P of loopback with P-2 (the VIP port) and P+1 (the HA port) free as well."""
+    """A port P of loopback with P-2 (the VIP port) and P+1 (the HA port) free, too."""
     return free_ports(4)[2]
 
 
@@ -76,7 +76,7 @@ START_SECONDS = 240.0
 
 
 def wait_until(condition: Callable[[], Any], seconds: float, what: str, every: float = 0.05) -> Any:
-    """Polls until `condition()` is true and returns its value; raises TimeoutError naming `what`."""
+    """Poll until `condition()` is true, and return its value. Raises TimeoutError with `what`."""
     end = time.monotonic() + seconds
     while True:
         value = condition()
@@ -88,19 +88,19 @@ def wait_until(condition: Callable[[], Any], seconds: float, what: str, every: f
 
 
 def answers(port: int) -> bool:
-    """Tells whether something accepts connections on this port of loopback."""
+    """True if a process accepts connections on this port of loopback."""
     with socket.socket() as probe:
         probe.settimeout(1)
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 def wait_for_port(port: int, seconds: float = 60) -> None:
-    """Waits until something accepts connections on this port of loopback."""
+    """Wait until a process accepts connections on this port of loopback."""
     wait_until(lambda: answers(port), seconds, f"something that listens on port {port}")
 
 
 def cluster_text(namesrv: str) -> str:
-    """Asks a name server for the brokers it knows (request 106) and returns the body as it came."""
+    """Ask a name server for the brokers that it knows (request 106), and return the body unchanged."""
     host, port = namesrv.split(":")
     header = (
         b'{"code":106,"flag":0,"language":"JAVA","opaque":1,"serializeTypeCurrentRPC":"JSON","version":407}'
@@ -153,7 +153,7 @@ class Process:
         return [json.loads(line) for line in list(self.lines) if line.startswith("{")]
 
     def finish(self, seconds: float = 60) -> list[dict[str, Any]]:
-        """Waits for the end of a program and returns its rows; raises when it failed."""
+        """Wait for the end of a program, and return its rows. Raises StartFailed if the program failed."""
         status = self.child.wait(seconds)
         self._reader.join(10)
         if status != 0:
@@ -161,14 +161,14 @@ class Process:
         return self.rows
 
     def close_input(self, seconds: float = 30) -> None:
-        """Ends a program that runs until its standard input ends."""
+        """End a program that runs until its standard input ends."""
         assert self.child.stdin is not None
         self.child.stdin.close()
         self.child.wait(seconds)
         self._reader.join(10)
 
     def stop(self, seconds: float = 30) -> int:
-        """Sends SIGTERM and waits; after `seconds` SIGKILL. Returns the exit status."""
+        """Send SIGTERM and wait; after `seconds` SIGKILL. Return the exit status."""
         if self.child.poll() is None:
             self.child.send_signal(signal.SIGTERM)
             try:
@@ -178,7 +178,7 @@ class Process:
         return self.child.wait()
 
     def kill(self) -> None:
-        """Sends SIGKILL and waits."""
+        """Send SIGKILL and wait."""
         if self.child.poll() is None:
             self.child.kill()
         self.child.wait()
@@ -196,11 +196,11 @@ class Mqadmin:
         self.namesrv = namesrv
 
     def __call__(self, command: str, *arguments: str, seconds: float = 60) -> str:
-        """Runs `command -n NAMESRV arguments` and returns all that it printed."""
+        """Run `command -n NAMESRV arguments`, and return the output."""
         return self.run(command, "-n", self.namesrv, *arguments, seconds=seconds)
 
     def run(self, *arguments: str, seconds: float = 60) -> str:
-        """Runs the arguments as they are. Raises StartFailed when the command ended the JVM."""
+        """Run these arguments unchanged. Raises StartFailed if the command ended the JVM."""
         process, before = self.process, len(self.process.rows)
         assert process.child.stdin is not None
         process.child.stdin.write(json.dumps(arguments).encode() + b"\n")
@@ -227,7 +227,7 @@ class Java:
         self.classes = folder / "classes"
 
     def prepare(self, *more_sources: pathlib.Path) -> None:
-        """Fetches the jars by Maven when they are not there yet and compiles the programs."""
+        """Fetch missing jars by Maven, and compile the programs."""
         if not self.jars.is_dir():
             unfinished = self.jars.with_suffix(".unfinished")
             shutil.rmtree(unfinished, ignore_errors=True)
@@ -296,7 +296,7 @@ class Processes:
             process.kill()
 
     def start(self, command: list[str], name: str, *, env: Mapping[str, str] | None = None) -> Process:
-        """Starts a command; its error output goes to logs/NAME.log."""
+        """Start a command; its error output goes to logs/NAME.log."""
         process = Process(
             self.pinned(command), self.folder / "logs" / f"{len(self.started)}-{name}.log", env=env
         )
@@ -308,7 +308,7 @@ class Processes:
         return ["taskset", "-c", self.pin, *command] if self.pin else command
 
     def serve(self, command: list[str], name: str, port: int, seconds: float = START_SECONDS) -> Process:
-        """Starts a server and waits until its port answers."""
+        """Start a server and wait until its port answers."""
         process = self.start(command, name)
         process.port = port
         try:
@@ -321,7 +321,7 @@ class Processes:
         return process
 
     def write_settings(self, name: str, settings: Mapping[str, str]) -> pathlib.Path:
-        """Writes a properties file that both the Java servers and ours read."""
+        """Write a properties file that both the Java servers and ours read."""
         path = self.folder / "conf" / f"{name}.conf"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("".join(f"{key}={value}\n" for key, value in settings.items()))
@@ -333,7 +333,7 @@ class Processes:
         (self.home / "conf" / "tools.yml").write_text(text)
 
     def java_namesrv(self, *, options: tuple[str, ...] = (), **settings: str) -> str:
-        """Starts a Java name server with JVM `options`; returns its address."""
+        """Start a Java name server with JVM `options`; return its address."""
         port = int(settings.get("listenPort") or free_port())
         path = self.write_settings(f"namesrv-{port}", {"listenPort": str(port), **settings})
         main, heap = "org.apache.rocketmq.namesrv.NamesrvStartup", "256m"
@@ -344,7 +344,7 @@ class Processes:
     def java_broker(
         self, namesrv: str, store: pathlib.Path, *, options: tuple[str, ...] = (), **settings: str
     ) -> Process:
-        """Starts a Java broker with JVM `options` over the folder `store`, registered at `namesrv`."""
+        """Start a Java broker with JVM `options` over the folder `store`, registered at `namesrv`."""
         path, port = self.broker_settings(store, settings)
         arguments = ("-n", namesrv, "-c", str(path))
         main, heap = "org.apache.rocketmq.broker.BrokerStartup", self.broker_heap
@@ -352,7 +352,7 @@ class Processes:
         return self.serve_registered(command, "java-broker", port, namesrv)
 
     def rmq_namesrv(self) -> str:
-        """Starts our name server; returns its address."""
+        """Start our name server; return its address."""
         port = free_port()
         kept = {"listenPort": str(port), "kvConfigPath": str(self.folder / f"kvConfig-{port}.json")}
         settings = self.write_settings(f"namesrv-{port}", kept)
@@ -360,13 +360,13 @@ class Processes:
         return f"127.0.0.1:{port}"
 
     def rmq_broker(self, namesrv: str, store: pathlib.Path, **settings: str) -> Process:
-        """Starts our broker over the folder `store`, registered at `namesrv`."""
+        """Start our broker over the folder `store`, registered at `namesrv`."""
         path, port = self.broker_settings(store, settings)
         command = [sys.executable, "-m", "rmq.broker", "-n", namesrv, "-c", str(path)]
         return self.serve_registered(command, "rmq-broker", port, namesrv)
 
     def serve_registered(self, command: list[str], name: str, port: int, namesrv: str) -> Process:
-        """Starts a broker and waits until the name server hands out its address."""
+        """Start a broker and wait until the name server hands out its address."""
         process = self.serve(command, name, port)
         wait_until(
             lambda: f'"127.0.0.1:{port}"' in cluster_text(namesrv), START_SECONDS, f"{name} registered"
@@ -374,7 +374,7 @@ class Processes:
         return process
 
     def broker_settings(self, store: pathlib.Path, settings: Mapping[str, str]) -> tuple[pathlib.Path, int]:
-        """Writes a broker's settings file; returns its path and the port."""
+        """Write a broker's settings file; return its path and the port."""
         port = int(settings.get("listenPort") or free_port())
         ports = {"listenPort": str(port), "haListenPort": str(port + 1)}
         paths = {"storePathRootDir": str(store), "storePathCommitLog": str(store / "commitlog")}
@@ -382,23 +382,23 @@ class Processes:
         return self.write_settings(f"broker-{port}-{len(self.started)}", merged), port
 
     def program(self, main: str, *arguments: str, options: tuple[str, ...] = ()) -> Process:
-        """Starts one of our programs on the stock Java client."""
+        """Start one of our programs on the stock Java client."""
         command = self.java.command(main, *arguments, home=self.home, heap="96m", options=options)
         return self.start(command, main.lower())
 
     def make_topic(self, namesrv: str, topic: str, queues: int = 4) -> None:
-        """Makes a topic without sending to it, on all brokers of the cluster."""
+        """Make a topic without sending to it, on all brokers of the cluster."""
         numbers = ("-r", str(queues), "-w", str(queues))
         said = self.mqadmin("updateTopic", "-n", namesrv, "-c", "DefaultCluster", "-t", topic, *numbers)
         if "success" not in said:
             raise StartFailed(said)
 
     def mqadmin_shell(self, namesrv: str) -> Mqadmin:
-        """Starts a JVM that runs mqadmin's commands against this name server."""
+        """Start a JVM that runs mqadmin's commands against this name server."""
         return Mqadmin(self.program("Mqadmin"), namesrv)
 
     def mqadmin_for(self, seconds: float, *arguments: str) -> str:
-        """Runs a command of mqadmin that has no end; returns what it printed in that time."""
+        """Run a command of mqadmin that has no end; return its output in this time."""
         process = self.start(
             self.java.command(MQADMIN, *arguments, home=self.home), f"mqadmin-{arguments[0]}"
         )
@@ -408,7 +408,7 @@ class Processes:
         return process.said()
 
     def mqadmin(self, *arguments: str) -> str:
-        """Runs mqadmin to its end and returns all that it printed."""
+        """Run mqadmin to its end, and return its output."""
         command = self.java.command(MQADMIN, *arguments, home=self.home)
         done = subprocess.run(command, capture_output=True, text=True, timeout=90, cwd=self.folder)
         return done.stdout + done.stderr

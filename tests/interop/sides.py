@@ -57,7 +57,7 @@ class Beside(Cluster):
 
 @contextmanager
 def beside(language: str, java: Java, factory: pytest.TempPathFactory) -> Iterator[Beside]:
-    """Starts them; skips the test, with the reason, where the language's tools are missing."""
+    """Start the clients of a language; if its tools are missing, skip the test with the reason."""
     program(language, java)
     folder = factory.mktemp(language)
     with Processes(java, folder) as processes:

@@ -96,7 +96,7 @@ class CoverageMap:
 
     @classmethod
     def load(cls, path: pathlib.Path) -> CoverageMap:
-        """Raises FileNotFoundError before a first run."""
+        """Read the map. Raises FileNotFoundError before a first run."""
         return cls(**json.loads(path.read_text()))
 
     @classmethod

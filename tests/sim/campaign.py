@@ -44,7 +44,7 @@ class Simulated(Protocol):
     """How often there was each fault: a mapping."""
 
     def run(self) -> None:
-        """Raises any error when what must hold does not."""
+        """Run the simulation. Raises an error if a rule is broken."""
 
 
 class Kind(Protocol):

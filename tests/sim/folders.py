@@ -50,7 +50,7 @@ class FolderSimulation:
         return cls(seed)
 
     def run(self) -> None:
-        """Raises Violation."""
+        """Run the simulation. Raises Violation."""
         with seeded(self.seed), no_sockets(), pausable():
             try:
                 trio.run(self._run, clock=virtual_clock())

@@ -62,7 +62,8 @@ def running(
 
 @contextmanager
 def counting(pair: Pair) -> Iterator[Callable[[str], int]]:
-    """Tells how many messages a topic has; by one client: name servers take so many connections a second."""
+    """The number of messages of a topic, asked by one client: name servers accept a limited number of
+    connections a second."""
     with blocking.connect(pair.names) as client, client.pull_consumer("tests") as consumer:
         yield lambda topic: sum(consumer.max_offset(queue) for queue in consumer.message_queues(topic))
 

@@ -132,7 +132,7 @@ class Network:
         return data
 
     def start(self, container: Container) -> subprocess.Popen[str]:
-        """Starts one; it listens on its own address only, since all share a loopback."""
+        """Start a container; it listens on its own address only, since all containers share a loopback."""
         own = self.addresses[container.name]
         given = {**image_environment(), **container.environment}
         moved = {name: self._moved(value) for name, value in given.items() if name != "PATH"}
@@ -172,7 +172,7 @@ class Network:
         return done.stdout
 
     def wait_until_ready(self) -> None:
-        """Waits until the probe of the image, and of Kubernetes, is green for all."""
+        """Wait until the probe of the image, and of Kubernetes, is green for all."""
         end = time.monotonic() + PATIENCE_SECONDS
         hosts = [name for name in self.addresses if (self.folder / name).exists()]
         while True:
@@ -188,7 +188,7 @@ class Network:
         return "\n".join(f"--- {log.stem}\n{log.read_text()}" for log in sorted(self.folder.glob("*.log")))
 
     def stop(self) -> dict[int, int]:
-        """Stops all as an engine does, by SIGTERM; how often which exit status came."""
+        """Stop all containers as an engine does, by SIGTERM; return the number of each exit status."""
         for process in self.running:
             process.terminate()
         codes = [process.wait(60) for process in self.running]

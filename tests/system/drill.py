@@ -80,8 +80,9 @@ def shape(words: Sequence[str]) -> str:
 
 
 def until(condition: Callable[[], object], what: Callable[[], str]) -> None:
-    """Waits until it holds; a command that fails meanwhile may succeed later. `what()` is the error after
-    PATIENCE_SECONDS, of which a second counts as much as this machine has a core for each process."""
+    """Wait until the condition holds; a command that fails during the wait may succeed later. `what()` is the
+    error after PATIENCE_SECONDS; a second counts by the share of a core that this machine has for each
+    process."""
     left, last = PATIENCE_SECONDS, time.monotonic()
     while not condition():
         assert left > 0, what()
@@ -97,7 +98,7 @@ def crowding() -> float:
 
 
 def write_figures(section: str, acknowledged: int, failed: int, lost: int, longest: float) -> None:
-    """Appends the figures of a drill, as a line of JSON, to the file that RMQ_DRILL_FIGURES names. `longest`
+    """Append the figures of a drill, as a line of JSON, to the file that RMQ_DRILL_FIGURES names. `longest`
     is the longest time without an acknowledgement, in seconds."""
     if file := os.environ.get("RMQ_DRILL_FIGURES"):
         figures = {
@@ -146,7 +147,7 @@ class Server:
         return (self.folder / f"{self.name}.log").read_text()
 
     def launch(self) -> None:
-        """Starts it, and waits for nothing."""
+        """Start the server without a wait."""
         self.done |= {"start", "restart"} if "stop" in self.done else {"start"}
         self.file.write_text("".join(f"{key}={value}\n" for key, value in self.settings.items()))
         with (self.folder / f"{self.name}.log").open("a") as log:
@@ -159,7 +160,7 @@ class Server:
             )
 
     def start(self) -> None:
-        """Starts it, and waits until its probe says that it serves."""
+        """Start the server, and wait until its probe reports that it serves."""
         self.launch()
         until(self.is_ready, lambda: f"{self.name} is not ready: {self.said[-2000:]}")
 
@@ -181,7 +182,7 @@ class Server:
             return 0
 
     def end(self, number: signal.Signals = signal.SIGTERM) -> None:
-        """Ends it, as a service manager does; SIGKILL is an accident."""
+        """End the server as a service manager does; SIGKILL is an accident."""
         assert self.process is not None
         if number is signal.SIGTERM:
             self.done.add("stop")
@@ -240,7 +241,7 @@ class Traffic:
             await anyio.sleep(0.02)
 
     def go_on(self, count: int = 40) -> None:
-        """Waits until so many more were stored."""
+        """Wait until this number of further messages was stored."""
         wanted = len(self.stored) + count
         until(lambda: len(self.stored) >= wanted, lambda: f"sends do not go on: {self.failures[-3:]}")
 
@@ -268,7 +269,7 @@ class Drill:
     # --- servers ---
 
     def name_server(self, name: str = "names", start: bool = True, **settings: str) -> Server:
-        """Starts a name server at ports of its own."""
+        """Start a name server at ports of its own."""
         port, metrics = free_ports(2)
         given = {
             "listenPort": str(port),
@@ -280,7 +281,7 @@ class Drill:
         return self.put(Server("namesrv", name, self.folder, given | settings), start)
 
     def controller(self, name: str, start: bool = True, **settings: str) -> Server:
-        """Starts a controller at ports of its own."""
+        """Start a controller at ports of its own."""
         port, metrics = free_ports(2)
         given = {
             "listenPort": str(port),
@@ -291,7 +292,7 @@ class Drill:
         return self.put(Server("controller", name, self.folder, given | settings), start)
 
     def broker(self, name: str, start: bool = True, **settings: str) -> Server:
-        """Starts a broker at ports of its own."""
+        """Start a broker at ports of its own."""
         ports = free_ports(5)
         given = dict(line.split("=") for line in SMALL) | QUICK
         del given["haEnable"]
@@ -307,7 +308,7 @@ class Drill:
         return self.put(Server("broker", name, self.folder, given | settings), start)
 
     def slave(self, name: str, start: bool = True, **settings: str) -> Server:
-        """Starts the slave of a master, under the name NAME-slave."""
+        """Start the slave of a master, under the name NAME-slave."""
         own = {"brokerRole": "SLAVE", "brokerId": "1", "brokerName": name}
         store = {"storePathRootDir": str(self.folder / f"{name}-slave")}
         server = self.broker(f"{name}-slave", start=False, **own, **store, **settings)
@@ -316,21 +317,21 @@ class Drill:
         return server
 
     def put(self, server: Server, start: bool = True) -> Server:
-        """Keeps it, and starts it."""
+        """Add a server, and start it."""
         self.servers[server.name] = server
         if start:
             server.start()
         return server
 
     def load(self) -> Traffic:
-        """Makes the topic and begins to send."""
+        """Make the topic and begin to send."""
         self.shell.ok("topic", "create", TOPIC, "--queues", "4")
         self.traffic = Traffic(self.namesrv)
         self.traffic.start()
         return self.traffic
 
     def fill(self, count: int, size: int) -> None:
-        """Sends so many messages of a size to the topic `Ballast`, as if long ago."""
+        """Send messages of a size to the topic `Ballast`, with an old time."""
 
         async def send() -> None:
             async with rmq.connect(self.namesrv) as client, client.producer("ballast") as producer:
@@ -370,7 +371,7 @@ class Drill:
         return json.loads(self.rmq(*arguments, "-o", "json"))
 
     def wait_until_copied(self, name: str) -> None:
-        """Waits until slaves of a broker have what it has, as `rmq cluster list` shows it."""
+        """Wait until the slaves of a broker have its whole log, as `rmq cluster list` shows it."""
 
         def copied() -> bool:
             done = self.shell.run("cluster", "list", "-o", "json")
@@ -413,13 +414,13 @@ class Drill:
         assert not missing, f"{len(missing)} of {len(self.traffic.stored)}: {sorted(missing)[:9]}"
 
     def note(self, lost: int) -> None:
-        """Appends the figures of this drill, as a line of JSON, to the file that RMQ_DRILL_FIGURES names."""
+        """Append the figures of this drill, as a line of JSON, to the file that RMQ_DRILL_FIGURES names."""
         if self.traffic is not None:
             stored, failures = len(self.traffic.stored), len(self.traffic.failures)
             write_figures(self.section, stored, failures, lost, self.traffic.longest)
 
     def stop(self) -> None:
-        """Stops all that was started."""
+        """Stop all started processes."""
         if self.traffic is not None:
             self.traffic.stop()
         for server in reversed(self.servers.values()):

@@ -481,7 +481,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def in_network(module: str, arguments: Sequence[str], options: argparse.Namespace) -> int | None:
-    """Runs the module where it can make machines, if it needs some; its status, or None if it may go on."""
+    """Run the module again in a place where it can make machines, if it needs some; return its status, or
+    None if it may go on."""
     if not options.cuts or os.environ.get(WITHIN):
         return None
     if missing := lacks():

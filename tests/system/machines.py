@@ -58,7 +58,7 @@ class Switch:
         return found
 
     def close(self) -> None:
-        """Ends all of them; what runs there keeps its network until it ends."""
+        """End all machines; their processes keep the network until they end."""
         for one in self._machines:
             one.close()
 

@@ -20,7 +20,7 @@ STEPS = ("created", "paid", "packed", "shipped")
 def rmq(
     *arguments: str | pathlib.Path, folder: pathlib.Path, timeout: float = 120
 ) -> subprocess.CompletedProcess[str]:
-    """Runs the command in `folder`, on the code of this checkout, on a wide terminal; the demo without Spark,
+    """Run the command in `folder`, on the code of this checkout, on a wide terminal; the demo without Spark,
     which tests/spark has."""
     more = ["--no-spark"] if arguments[0] == "demo" else []
     command = [sys.executable, "-m", "rmq", *map(str, arguments), *more]

@@ -25,7 +25,7 @@ def name_servers_that_control(run: Drill) -> list[Server]:
 
 
 def wait_until_in_sync(run: Drill, *options: str) -> None:
-    """Waits until two replicas are, as `rmq controller status` shows it."""
+    """Wait until two replicas are in sync, as `rmq controller status` shows it."""
 
     def is_so() -> bool:
         done = run.shell.run("controller", "status", *options, "-o", "json")
@@ -249,7 +249,7 @@ def test_restore_a_set(tmp_path: pathlib.Path) -> None:
 
 
 def wait_until_replicas_are(run: Drill, *counts: int) -> None:
-    """Waits until the sets, in their order, have so many replicas, all in sync."""
+    """Wait until the sets, in their order, have these numbers of replicas, all in sync."""
 
     def is_so() -> bool:
         done = run.shell.run("controller", "status", "-o", "json")

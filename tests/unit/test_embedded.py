@@ -22,7 +22,7 @@ LOOPS = ("asyncio", "uvloop", "trio")
 
 @pytest.fixture(params=LOOPS)
 def run(request: pytest.FixtureRequest) -> Callable[[Callable[[], Awaitable[None]]], None]:
-    """Runs a coroutine function on each loop."""
+    """Run a coroutine function on each loop."""
     if request.param == "uvloop":
         pytest.importorskip("uvloop")
 

@@ -27,7 +27,7 @@ def assigned(consumer: Process) -> set[int]:
 
 
 def consumed(consumers: list[Process], count: int, seconds: float = 60) -> list[dict[str, Any]]:
-    """Waits for `count` messages; then asserts that none came twice."""
+    """Wait for `count` messages, and assert that none came twice."""
     wait_until(lambda: len(messages(*consumers)) >= count, seconds, f"{count} messages consumed")
     rows = messages(*consumers)
     repeated = [body for body, times in Counter(row["body"] for row in rows).items() if times > 1]

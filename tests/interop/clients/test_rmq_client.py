@@ -35,7 +35,7 @@ def message(topic: str, number: int, size: int = 0) -> rmq.Message:
 
 
 async def produce(namesrv: str, topic: str, size: int = 0) -> dict[str, rmq.SendResult]:
-    """Sends by each of the doors; returns the results of those that have one."""
+    """Send by each of the doors; return the results of the doors that give one."""
     results: dict[str, rmq.SendResult] = {}
     async with rmq.connect(namesrv) as client, client.producer("interop-rmq") as producer:
 
@@ -55,7 +55,7 @@ async def produce(namesrv: str, topic: str, size: int = 0) -> dict[str, rmq.Send
 async def consume(
     namesrv: str, topic: str, group: str, count: int, expression: str = "*"
 ) -> list[rmq.StoredMessage]:
-    """Consumes `count` messages, then looks half a second longer whether more come."""
+    """Consume `count` messages, and wait half a second for further messages."""
     got: list[rmq.StoredMessage] = []
     async with (
         rmq.connect(namesrv) as client,

@@ -6,7 +6,7 @@ from tests.interop.rocketmq import Process
 
 
 def end(broker: Process, how: str) -> None:
-    """Ends a broker cleanly or by SIGKILL."""
+    """End a broker cleanly or by SIGKILL."""
     if how == "kill":
         broker.kill()
     else:

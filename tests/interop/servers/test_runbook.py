@@ -49,7 +49,7 @@ class Machine:
         return said
 
     def check_with_mqadmin(self) -> None:
-        """Looks at the offsets of topic and group on this broker: none may be below what it was."""
+        """Check the offsets of topic and group on this broker: none may be below its earlier value."""
         said = self.mqadmin("topicStatus", "-t", TOPIC)
         found = {f"max of {row[1]}": int(row[3]) for row in rows(said, "broker-a")}
         assert len(found) == 4, said
@@ -131,7 +131,7 @@ def consumed(consumer: Process) -> set[str]:
 
 
 def go_on(machine: Machine, producer: Process) -> None:
-    """Waits until messages of both clients were stored at the broker that was changed, after now."""
+    """Wait until messages of both clients that are sent from now on are stored at the changed broker."""
     assert machine.run.traffic is not None
     machine.run.traffic.go_on()
     begun = len(producer.rows)

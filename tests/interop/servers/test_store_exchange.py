@@ -27,13 +27,13 @@ if os.environ.get("RMQ_INTEROP_SERVERS") == "java":  # proves the tests themselv
 
 
 def fill(processes: Processes, namesrv: str) -> None:
-    """Sends every kind of record that a producer makes: small, compressed, batched."""
+    """Send every kind of record that a producer makes: small, compressed, batched."""
     for mode, prefix, size in (("async", "big", 16_000), ("sync", "small", 0), ("batch", "batch", 100)):
         processes.program("Produce", namesrv, TOPIC, mode, str(COUNT // 3), prefix, str(size)).finish()
 
 
 def read_all(processes: Processes, namesrv: str) -> tuple[dict[int, tuple[int, int]], list[dict[str, Any]]]:
-    """Reads the whole topic with the Java client: bounds of each queue, and each message."""
+    """Read the whole topic with the Java client: bounds of each queue, and each message."""
     rows = processes.program("ReadAll", namesrv, TOPIC).finish()
     bounds = {row["queue"]: (row["min"], row["max"]) for row in rows if "min" in row}
     found = [row for row in rows if "body" in row]
@@ -90,7 +90,7 @@ def test_topic_settings_offsets_and_keys_change_hands(
 
 
 def consume(processes: Processes, namesrv: str, count: int) -> list[dict[str, Any]]:
-    """Consumes `count` messages with the group `archive` and leaves."""
+    """Consume `count` messages with the group `archive` and leave."""
     consumer = processes.program("Consume", namesrv, TOPIC, "archive")
     while len(rows := [row for row in consumer.rows if "body" in row]) < count:
         assert consumer.child.poll() is None, consumer.said()

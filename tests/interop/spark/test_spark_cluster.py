@@ -61,7 +61,7 @@ class Cluster:
         return self.processes.start(command, name.rpartition(".")[2], env=self.env)
 
     def submit(self, *arguments: str, python: str) -> dict[str, Any]:
-        """Submits the job from our folder, with PYSPARK_PYTHON as given, and returns what it printed."""
+        """Submit the job from our folder, with PYSPARK_PYTHON as given, and return its output."""
         sizes = ("--driver-memory", "512m", "--executor-memory", "512m", *QUICK)
         command = [str(self.home / "bin" / "spark-submit"), "--master", self.url, *sizes, *arguments]
         env = os.environ | self.env | {"PYSPARK_PYTHON": python}
@@ -138,7 +138,7 @@ def test_a_packed_environment_goes_along(
 
 
 def run(command: list[str], cwd: pathlib.Path | None = None, env: dict[str, str] | None = None) -> str:
-    """Runs a command to its end, says how long it took, and returns what it printed."""
+    """Run a command to its end, print its duration, and return its output."""
     began = time.monotonic()
     done = subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=env or OUTSIDE, timeout=300)
     assert done.returncode == 0, f"{done.stdout[-3000:]}\n{done.stderr[-3000:]}"

@@ -92,7 +92,7 @@ class Consumers:
                 raise Violation(f"{HAD_SECONDS} s after healing group {group} has not had {missing[:10]}")
 
     def look(self) -> None:
-        """Raises Violation."""
+        """Raise Violation for a fault that was found."""
         if self._wrong:
             raise Violation(self._wrong)
 

@@ -39,7 +39,7 @@ def waiting(broker: Broker) -> dict[str, str]:
 
 
 def check_memory(found: Set) -> None:
-    """Raises Violation."""
+    """Check the memory of the brokers. Raises Violation."""
     for node in found.nodes:
         broker = node.broker
         assert broker is not None

@@ -51,7 +51,7 @@ class Takes:
         self._wrong = ""
 
     def look(self) -> None:
-        """Raises Violation for what was wrong."""
+        """Raise Violation for the faults that were found."""
         if self._wrong:
             raise Violation(self._wrong)
 

@@ -482,7 +482,7 @@ class BrokerSimulation:
         self._traced.update(repr((self.now, *what)).encode())
 
     def run(self) -> None:
-        """Raises Violation."""
+        """Run the simulation. Raises Violation."""
         with seeded(self.seed), no_sockets(), pausable() as self.pauses:
             self._run_to_end()
 

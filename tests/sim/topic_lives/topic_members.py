@@ -110,7 +110,7 @@ class Members:
             nursery.cancel_scope.cancel()
 
     async def _lives_until(self, member: Member, chance: random.Random) -> str:
-        """Returns how it ends."""
+        """Let a member live; return the kind of its end."""
         with trio.move_on_after(chance.uniform(5.0, 60.0)) as life:
             async with trio.open_nursery() as nursery:
 

@@ -172,7 +172,7 @@ class Sender:
             await trio.sleep_forever()
 
     async def _send(self, producer: Producer, topic: str, body: str) -> tuple[int, int] | None:
-        """Returns the place of a message; None for one that is delayed. Raises RmqError."""
+        """Send a message, and return its place; None for a delayed message. Raises RmqError."""
         odds, message = self._chance.random(), Message(topic, body.encode())
         if odds < 0.1:
             message = evolve(message, delay_level=self._chance.choice((1, 2)))

@@ -21,7 +21,7 @@ Run = Callable[..., str]
 
 @pytest.fixture
 def rmq(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Runs a command line; returns what it printed."""
+    """Run a command line; return its output."""
 
     @contextmanager
     def started(*arguments: object) -> Iterator[SparkSession]:

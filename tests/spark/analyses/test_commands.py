@@ -39,7 +39,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
 
 @pytest.fixture
 def rmq(spark: SparkSession, pair: Pair, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Runs a command line on the tests' session; returns what it printed."""
+    """Run a command line on the tests' session; return its output."""
 
     @contextmanager
     def started(*arguments: object) -> Iterator[SparkSession]:

@@ -114,7 +114,7 @@ class Closed:
         )
 
     def start(self, name: str, *changes: str) -> Server:
-        """Starts a server, which takes a while to be `ready`; `changes` are settings of this start only."""
+        """Start a server, which takes a while to be `ready`; `changes` are settings of this start only."""
         service = "namesrv" if name == "names" else "broker"
         options = [word for text in changes for word in ("--set", text)]
         with (self.folder / f"{name}.log").open("a") as log:
@@ -130,7 +130,7 @@ class Closed:
         return self.servers[name]
 
     def ready(self, name: str) -> None:
-        """Waits until a server says that it listens."""
+        """Wait until a server reports that it listens."""
         server = self.servers[name]
         assert server.process.stdout is not None
         for line in server.process.stdout:
@@ -140,13 +140,13 @@ class Closed:
         raise AssertionError(self.log(name))
 
     def stop(self, name: str) -> None:
-        """Ends a server with SIGTERM."""
+        """End a server with SIGTERM."""
         process = self.servers.pop(name).process
         process.terminate()
         process.communicate(timeout=20)
 
     def until_followed(self) -> None:
-        """Waits until the slave is connected to its master."""
+        """Wait until the slave is connected to its master."""
         while '"slaves": "1"' not in self.ok("broker", "status", "broker-a", "-o", "json"):
             time.sleep(0.05)
 
@@ -155,7 +155,7 @@ class Closed:
         return (self.folder / f"{name}.log").read_text()
 
     def configure(self, name: str, *settings: str) -> None:
-        """Writes a server's folder: secure.conf and a copy of the accounts."""
+        """Write a server's folder: secure.conf and a copy of the accounts."""
         (self.folder / name).mkdir()
         lines = (
             "profile=secure",

@@ -41,7 +41,7 @@ def members(closed: Closed, *wanted: str) -> Iterator[None]:
 
 
 def until(condition: Callable[[], bool]) -> None:
-    """Waits for processes outside of this one."""
+    """Wait for processes outside of this one."""
     end = time.monotonic() + 20
     while not condition():
         assert time.monotonic() < end

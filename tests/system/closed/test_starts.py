@@ -25,8 +25,8 @@ def started(
     said: str = "",
     meanwhile: Callable[[], object] = lambda: None,
 ) -> tuple[int | None, str]:
-    """Starts one more server with changed settings; its status, None when it went on, and what it said.
-    `meanwhile` is done once it has said `said`."""
+    """Start one more server with changed settings; return its status, None if it went on, and its output.
+    `meanwhile` is called once the output has `said`."""
     folder = closed.folder / ("names" if service == "namesrv" else "master-b")
     own = ("listenPort=0", "storePathRootDir=../spare", "kvConfigPath=../spare.json", "brokerName=spare")
     options = [word for text in (*own, *settings) for word in ("--set", text)]

@@ -47,8 +47,8 @@ def run_all(
     installed: str = "",
     killed: Sequence[str] = (),
 ) -> None:
-    """Starts them, sends and reads a message as a client beside them, and stops them. With `killed`, pods of
-    sets, reads and sends once more after these were killed."""
+    """Start the containers, send and read a message as a client beside them, and stop them. With `killed`,
+    pods of sets: read and send once more after these pods were killed."""
     names = [one for one in containers if one.command[0] == "namesrv"]
     advertised = [one.environment.get("RMQ_BROKER_IP1", one.name) for one in containers]
     hosts = [one.name for one in containers]

@@ -55,7 +55,7 @@ class Cluster:
         )
 
     def start(self, module: str, *settings: str) -> str:
-        """Starts a server; returns its address."""
+        """Start a server; return its address."""
         options = [word for setting in settings for word in ("--set", setting)]
         log = (self.folder / f"{module}.log").open("w")
         process = subprocess.Popen(
@@ -76,7 +76,7 @@ class Cluster:
     async def acl(
         self, *arguments: str, access_key: str = "manager", secret: str = "manager"
     ) -> tuple[int, str, str]:
-        """Runs `rmq acl`; returns its status, its last line, and all that it said."""
+        """Run `rmq acl`; return its status, its last line, and its output."""
         who = ["-n", self.namesrv, "--access-key", access_key, "--secret-key-file", str(self.folder / secret)]
         said = await trio.to_thread.run_sync(CliRunner().invoke, acl, [*arguments, *who])
         lines = said.stdout.splitlines()

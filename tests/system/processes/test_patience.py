@@ -32,7 +32,7 @@ class Broker:
     process: subprocess.Popen[str] | None = None
 
     def start(self) -> None:
-        """Returns when it is ready."""
+        """Start the broker, and wait until it is ready."""
         self.process = subprocess.Popen(self.arguments, stdout=subprocess.PIPE, text=True)
         assert self.process.stdout is not None
         for line in self.process.stdout:

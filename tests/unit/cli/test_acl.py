@@ -22,7 +22,7 @@ def rmq_acl(file: Path, *arguments: str) -> Result:
 
 
 def made(file: Path, *arguments: str) -> str:
-    """Makes an account; returns its secret."""
+    """Make an account; return its secret."""
     said = rmq_acl(file, "add", *arguments)
     assert said.exit_code == 0, said.output
     return said.stdout.splitlines()[-1]

@@ -21,7 +21,7 @@ LOOPS = os.environ.get("RMQ_TEST_LOOPS", "trio,asyncio").split(",")
 
 @pytest.fixture(params=LOOPS)
 def both(request: pytest.FixtureRequest) -> Play:
-    """Plays a scenario; the test runs once on each event loop."""
+    """Play a scenario; the test runs once on each event loop."""
     return partial(play, request.param)
 
 

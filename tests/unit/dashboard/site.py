@@ -72,7 +72,7 @@ class Site:
 
 
 async def inline(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Runs a slow function at once: a thread would let virtual time run on."""
+    """Run a slow function at once: a thread would let virtual time run on."""
     return function(*arguments)
 
 

@@ -24,7 +24,7 @@ from .peers import CODE, Custom, Echo, request
 
 @pytest.fixture(params=["trio", "asyncio"])
 def in_memory(request: pytest.FixtureRequest) -> Callable[..., None]:
-    """Runs a coroutine function in virtual time, on each event loop."""
+    """Run a coroutine function in virtual time, on each event loop."""
 
     async def in_virtual_time(scenario: Callable[[], object]) -> None:
         with virtual_time(), anyio.fail_after(10_000):

@@ -27,7 +27,7 @@ LEVELS = (10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1200, 1800, 3
 
 @pytest.fixture(params=["asyncio", "trio"])
 def run(request: pytest.FixtureRequest) -> Run:
-    """Runs a coroutine function on each loop."""
+    """Run a coroutine function on each loop."""
     return lambda main: anyio.run(main, backend=request.param)
 
 

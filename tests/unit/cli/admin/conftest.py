@@ -20,7 +20,7 @@ def masters(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Masters]:
 
 @pytest.fixture
 def mqadmin(masters: Masters) -> Run:
-    """Runs `rmq admin` with these words and the cluster's -n."""
+    """Run `rmq admin` with these words and the cluster's -n."""
 
     def run(name: str, *words: str, **options: str) -> Result:
         return CliRunner().invoke(admin, [name, "-n", masters.namesrv, *words], **options)

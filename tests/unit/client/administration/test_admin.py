@@ -41,7 +41,7 @@ def name(loop: str, request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def play(masters: Masters, loop: str) -> Play:
-    """Runs `scenario(client)` on the loop."""
+    """Run `scenario(client)` on the loop."""
 
     def play(scenario: Scenario) -> None:
         async def main() -> None:

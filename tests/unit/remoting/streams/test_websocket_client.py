@@ -64,7 +64,7 @@ Play = Callable[[Scenario], None]
 
 @pytest.fixture
 def in_memory() -> Play:
-    """Plays a scenario in virtual time."""
+    """Play a scenario in virtual time."""
     return play
 
 
