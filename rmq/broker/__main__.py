@@ -122,7 +122,7 @@ async def serve(start: Start) -> None:
     sibling = _sibling()
 
     def opened(broker: Broker) -> None:
-        brokers[:] = [broker]  # with controllers it is opened anew whenever its role changes
+        brokers[:] = [broker]  # with controllers it is opened again at each change of its role
         if sibling is not None:
             sibling.join(broker)
 

@@ -384,7 +384,7 @@ class DoorPeer(DoorClient):
     def end_group(self, group: str, on_done: OnCommitted | None = None) -> None:
         """Same as `rmq.doors.DoorHost.end_group`."""
         self._check(JOIN, group)
-        self._broker.offsets.delete_group(group)  # now: the group may begin anew while the table is saved
+        self._broker.offsets.delete_group(group)  # now: the group may begin again while the table is saved
         header = DeleteSubscriptionGroupRequestHeader(group, False)
         self._ask(RequestCode.DELETE_SUBSCRIPTIONGROUP, header, on_done)
 

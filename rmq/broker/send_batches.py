@@ -233,7 +233,7 @@ class CompiledBroker(Broker):
                 late, gathered = gathered[count : count + 1], gathered[count + 1 :]
                 for run, connection in late:
                     self._handle_late(run, connection)
-        except Exception as error:  # a bug: what of it is written is not known, so nobody is told success
+        except Exception as error:  # a bug: the written part is not known, so no send is acknowledged
             for _, connection in gathered:
                 _end(connection, error)
             self.group_commit.commit_pending()
@@ -285,7 +285,7 @@ class CompiledBroker(Broker):
             if not self.store.put_run(self.lanes, run, host):
                 return False
         except StoreError:
-            return False  # who sends is told so one by one
+            return False  # each send gets the refusal by itself
         for then in passed or ():
             then()
         return True

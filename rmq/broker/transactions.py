@@ -566,7 +566,7 @@ class DiscardedHalves:
         message_id = request.read(ResumeCheckHalfMessageRequestHeader).msg_id or ""
         half = self._find(message_id)
         properties = half.properties | {PROPERTY_TRANSACTION_CHECK_TIMES: "0"}
-        properties.pop(PROPERTY_TRANSACTION_PREPARED_QUEUE_OFFSET, None)  # its age counts anew
+        properties.pop(PROPERTY_TRANSACTION_PREPARED_QUEUE_OFFSET, None)  # its age begins again
         try:
             self._put(record_of(half, TRANS_HALF_TOPIC, 0, properties))
             self._commit()

@@ -350,7 +350,7 @@ class NameServer(Endpoint):
 
     def _route(self, request: Command, connection: Connection, now_ms: int) -> Command | None:
         header = request.read(headers.GetRouteInfoRequestHeader)
-        # RocketMQ's client for Go keeps a route without a master for half a minute, whatever it sends.
+        # RocketMQ's client for Go keeps a route without a master for half a minute, in spite of failed sends.
         route = self.routes.route(header.topic, with_last_masters=request.language == LanguageCode.GO.name)
         if route is None:
             if self._on_lookup is not None and self._on_lookup(Lookup(header.topic, request, connection)):

@@ -136,8 +136,8 @@ class Recoverer:
         evidence = self._evidence = self._find_evidence(checkpoint, clean=clean)
         records, end, cut = self._scan_log(start)
         cut |= self._check_reach(evidence, start, end)
-        # No sync had covered what is after `end`, or `check_end` has raised (unless truncateDamagedLog gives
-        # it up): with SYNC_FLUSH nobody was told that any of it is stored.
+        # No sync had covered the bytes after `end`, or `check_end` has raised (unless truncateDamagedLog
+        # gives them up): with SYNC_FLUSH no message in them was acknowledged.
         assert start <= end, "a scan never ends before it began"
         # First queues are cut to the log, then what they lack is made: a unit must never name a place after
         # the log's end, where other records will come.
@@ -203,8 +203,8 @@ class Recoverer:
             return segments.start
         if clean:
             return self._start_clean()
-        # Units of records from `start` on are made again, whether they are there or not: of those files
-        # nobody knows which of their pages reached the medium.
+        # Units of records from `start` on are rebuilt in any case: the pages of these files that reached the
+        # medium are not known.
         start = self._file_vouched_for(checkpoint)
         self._load_queues(
             lambda queue: lambda index, unit: not self._is_unit_before(start, queue, index, unit)

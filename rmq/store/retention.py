@@ -133,7 +133,7 @@ class Retention:
         self._clock_watch = clock_watch
         self._held = ""  # why nothing is deleted by age, as it was logged last
         self._root = root
-        self._leaving: dict[str, str] = {}  # what is on the disk, but in nobody's use any more -> why
+        self._leaving: dict[str, str] = {}  # unused files on the disk -> the reason
         self._numbers = 0  # of folders that were moved out of the way
         self._to_trim = False
         self.reason = ""

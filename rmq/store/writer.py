@@ -287,7 +287,7 @@ class StoreWriter(StoreView):
                 self._reput.step(COUNT_BACKLOG // 4, self._now_ms())
 
     def _rollback(self) -> None:
-        # The offsets that `put` gave out are given out again: nobody was told of them.
+        # The offsets that `put` gave out are given out again: no response has named them.
         for queue in self._owners:
             queue.next = queue.end
         for queue, _, _ in self._encoded:

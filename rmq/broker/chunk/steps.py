@@ -57,7 +57,7 @@ class Deadlines:
 
     def step(self, steps: Sequence[DeadlineStep], now: float) -> None:
         """Answer the waiting requests that are due."""
-        self.next = math.inf  # a request that begins to wait meanwhile calls `add`
+        self.next = math.inf  # a request that begins to wait during the step calls `add`
         times = [step(now) for step in steps]
         self.next = min(self.next, *times)
 

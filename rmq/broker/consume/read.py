@@ -163,7 +163,7 @@ class Reader:
         readers."""
         return self._unconfirmed
 
-    # ---- who may read what ----
+    # ---- permissions ----
 
     def admit(
         self, request: ReadRequest, reading: Reading

@@ -402,7 +402,7 @@ class Clients:
             self.known_subscriptions.expire(now)
             self._looks, self._longest = iter(list(self._of_connection)), now
         for connection in islice(self._looks, LOOKS):
-            memberships = self._of_connection.get(connection, ())  # none: it has left meanwhile
+            memberships = self._of_connection.get(connection, ())  # none: it has left since
             heard = {one: self._members(*one)[connection].heard_ms for one in memberships}
             silent = [one for one, heard_ms in heard.items() if now - heard_ms > self.silent_ms]
             for kind, group in sorted(silent):

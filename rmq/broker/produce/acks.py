@@ -314,8 +314,8 @@ class Acknowledgement:
         return None
 
     # ---- topics that a send has made ----
-    # Else a broker that is killed would keep acknowledged messages in topics that it does not know. Saving
-    # takes several syncs, so it is done beside the loop; who sends to other topics is not held up.
+    # Without the save a killed broker would keep acknowledged messages in topics that it does not know. A
+    # save takes several syncs, so it is done beside the loop; sends to other topics do not wait.
 
     @property
     def waiting_for_topics(self) -> int:

@@ -132,7 +132,7 @@ class OwnWrites:
         count = 1 if config is None else queue_count(config)
         if 0 <= queue_id < count and config is not None:
             return queue_id
-        if self._topics.is_system(topic):  # its queues are ours, whatever the table says
+        if self._topics.is_system(topic):  # its queues are the broker's, for any row of the table
             return queue_id
         self._log_moved(topic, queue_id, queue_id % count, config)
         return queue_id % count

@@ -252,7 +252,7 @@ class ReplicaState:
             try:
                 self.lead()
             except StoreError:
-                self.log_id, self.is_leader = "", False  # who hears of it must find it again after a restart
+                self.log_id, self.is_leader = "", False  # peers must find the id again after a restart
                 raise
         return MasterLog(
             self.log_id,
@@ -340,7 +340,7 @@ class DeliveryProgress:
         except (AttributeError, TypeError, ValueError) as error:
             raise RemoteProtocolError(f"the master's progress cannot be read: {error!r}") from None
         self._schedule.follow(delay)
-        self._timers.follow(timer)  # none: there was none, whatever was delivered into a log of ours
+        self._timers.follow(timer)  # empty: no progress, even after deliveries into our own log
         self._transactions = {topic: at for topic, at in transactions.items() if topic in _TRANSACTION_TOPICS}
         self.keep()
 

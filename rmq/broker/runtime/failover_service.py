@@ -294,7 +294,7 @@ class FailoverService:
     async def _wait(self, pages: Callable[[], AbstractAsyncContextManager[object]]) -> None:
         """Wait until the controllers have given this replica its number, or until the stop."""
         self._health.lacks(CONTROLLERS, "they have not answered yet")
-        self._health.has(STORE)  # nobody opens it yet
+        self._health.has(STORE)  # no broker opens it yet
         async with pages():
             await self._known.wait()
         self._health.lacks(STORE, "it is being opened")

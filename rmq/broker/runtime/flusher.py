@@ -64,7 +64,7 @@ class Flusher:
     def kick(self) -> None:
         """Sync the present end of the log; after a running sync. Does nothing before `run`."""
         assert not (self._is_busy and self._is_mending), "mending begins when a sync has failed"
-        # A running sync looks at its end who else waits; while the disk is mended nothing counts as synced.
+        # A running sync looks for further waits at its end; while the disk is mended no sync counts.
         if not self._is_busy and not self._is_mending and self._start is not None:
             self._is_busy = True
             self._began = anyio.current_time()
@@ -141,8 +141,8 @@ class Flusher:
 
     def _finished(self, position: int, error: BaseException | None) -> None:
         """Finish a sync in the loop. Must not raise, since the loop has no caller for the error."""
-        # Group commit: a sync does not cover who came while it ran, and one more serves all of those. So a
-        # sync serves as many sends as arrive during one, and a send that is alone has its own at once.
+        # Group commit: a sync does not cover sends that came while it ran; the next sync covers all of them.
+        # So a sync serves the sends that arrive during one sync, and a send by itself is synced at once.
         self._is_busy = False
         if self._key:  # else what a failed sync left was mended
             self._disk_work.end(self._key)
@@ -157,7 +157,7 @@ class Flusher:
             self._error = error
             self._is_mending = True
             self._failed.set()
-        elif self._awaited() > position:  # who came while this sync ran: the next one serves them together
+        elif self._awaited() > position:  # sends came while this sync ran: the next sync serves them together
             self.kick()
 
 

@@ -89,7 +89,7 @@ async def exactly(stream: Stream, count: int) -> bytes:
         try:
             piece = await stream.receive_some(count - len(data))
         except link_errors():
-            piece = b""  # who refuses a proof does not take leave
+            piece = b""  # a peer that refuses a proof ends without a notice
         if not piece:
             raise RemoteProtocolError(f"it hung up in the middle of the handshake; {REFUSED}")
         data += piece

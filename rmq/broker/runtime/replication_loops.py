@@ -654,7 +654,7 @@ class Follower:
     async def _copy_table(self, name: str, code: int) -> None:
         asked = self._greeting
         answer = await self._ask(code)
-        greeting = self._greeting or asked  # the link may have ended meanwhile
+        greeting = self._greeting or asked  # the link may have ended since
         if greeting is not None:
             if answer.ext.get(LOG_ID_FIELD) != greeting.log_id:
                 raise RemoteProtocolError("it is of another log than the one that we copy")

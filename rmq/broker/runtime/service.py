@@ -392,10 +392,10 @@ class _Service:
         """Inform name servers and plug-ins, and answer all requests that wait. Connections are still open."""
         broker = self.broker
         self._health.lacks(SERVICE, "it is stopping")
-        # New sends are refused first, so that what follows comes to an end. Then who waits gets the best
-        # answer that there is: a send success if the last sync covers it.
+        # New sends are refused first, so that the steps below come to an end. After that waiting requests get
+        # the best possible response: a send is acknowledged if the last sync covers it.
         broker.flow.close("this broker is stopping")
-        # A sync that hangs cannot be ended. What nobody synced was not acknowledged.
+        # A sync that hangs cannot be ended. Unsynced messages were not acknowledged.
         broker.disk_work.give_up_in(ROLE_SECONDS if broker.replica.stays else DISK_SECONDS)
         if not broker.replica.stays:
             await self._registrars.leave(pool)
@@ -508,7 +508,7 @@ class _Service:
         while True:
             next_ms = step()
             seconds = max(0, next_ms - self.broker.now_ms()) / 1000
-            # Wall time may be set: look again after a minute whatever it said.
+            # Wall time may be set: look again after a minute in any case.
             await alarm.wait(anyio.current_time() + min(seconds, 60))
 
     async def _sliced_answers(self) -> None:

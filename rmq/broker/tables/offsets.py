@@ -173,7 +173,7 @@ class Offsets:
         self._topics = topics
         self._store = store
         self._table: dict[str, dict[int, int]] = {}
-        self._topics_of: dict[str, dict[str, None]] | None = None  # by group; made when somebody asks
+        self._topics_of: dict[str, dict[str, None]] | None = None  # by group; made on demand
         self._groups_of: dict[str, dict[str, None]] = {}  # by topic, the same
         self._quota = Quota()
         self._kept: dict[str, dict[int, int]] = {}  # as the table was when its text was begun; else empty

@@ -422,7 +422,7 @@ class Topics(VersionedTable[TopicConfig]):
         """Remember how far the queues of a deleted topic went, which are removed now: of at most `ENDS_KEPT`
         topics of this run.
         """
-        if (deletion := self.deletions.get(topic)) is not None:  # a message may have come meanwhile
+        if (deletion := self.deletions.get(topic)) is not None:  # a message may have come since
             self.deletions.note(topic, attrs.evolve(deletion, log_offset=self._log_end()))
             self._text.outdate()
         self.remember_end(topic, end)

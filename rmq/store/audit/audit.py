@@ -121,7 +121,7 @@ def check(
     report = Report(folder, commit_log, clean_stop=not disk.exists(os.path.join(folder, "abort")))
     if not report.clean_stop:
         report.notes.append(OPEN_NOTE)
-    evidence = _evidence(disk, folder, clean=report.clean_stop)  # before the log, which may grow meanwhile
+    evidence = _evidence(disk, folder, clean=report.clean_stop)  # before the log, which may grow
     runs = log_runs(disk, report)
     queues = QueueAudits(disk, folder, delays or delay_table(DELAY_LEVELS), report.add)
     topics = known_topics(disk, folder)

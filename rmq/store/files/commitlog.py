@@ -239,8 +239,8 @@ class CommitLog:
             if self.failure:
                 raise StoreError(self.failure)
             # The time first: a commit in between raises `end` before the time, so the time is always that of
-            # a record before `end`. And `end` before the sync begins: what a commit adds meanwhile is not
-            # counted, for the kernel may have passed its pages already.
+            # a record before `end`. And `end` before the sync begins: later commits do not count, since the
+            # kernel may have passed their pages already.
             timestamp, end = self.timestamp, self.end
             assert self.flushed <= end, "a cut takes `flushed` back with it"
             if end > self.flushed:
