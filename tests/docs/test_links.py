@@ -48,6 +48,17 @@ def test_a_page_has_no_marks_of_a_merge(page: pathlib.Path) -> None:
     assert re.findall(r"^(?:<<<<<<<|=======|>>>>>>>)(?: .*)?$", page.read_text("utf-8"), re.M) == []
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_the_rows_of_a_table_have_the_cells_of_its_head(page: pathlib.Path) -> None:
+    wrong, cells = [], 0
+    for line in FENCE.sub("", page.read_text("utf-8")).split("\n"):
+        bars = len(re.findall(r"(?<!\\)\|", line)) if line.startswith("|") else 0
+        if bars and cells and bars != cells:
+            wrong.append(line)
+        cells = (cells or bars) if bars else 0
+    assert wrong == []
+
+
 def test_files_that_a_page_names_exist() -> None:
     missing = []
     for page in PAGES:
