@@ -25,10 +25,10 @@ def rows_under(heading: str) -> list[str]:
 
 
 def test_the_page_names_every_module() -> None:
-    rows = re.findall(r"^\| (`[a-z_`, ]+`) \|", PAGE.split("\n## ")[0], re.M)
+    rows = re.findall(r"^\| (`[a-z_/`, ]+`) \|", PAGE.split("\n## ")[0], re.M)
 
-    named = {name for row in rows for name in re.findall(r"`([a-z_]+)`", row)}
-    assert named == {module.rpartition(".")[2] for module in MODULES}
+    named = {name for row in rows for name in re.findall(r"`([a-z_/]+)`", row)}
+    assert named == {module.removeprefix("rmq.remoting.").replace(".", "/") for module in MODULES}
 
 
 def test_the_page_names_every_limit_and_its_default() -> None:
