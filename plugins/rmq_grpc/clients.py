@@ -17,7 +17,7 @@ from rmq.errors import ResponseError, for_code
 from rmq.protocol.bodies import ConsumeMessageDirectlyResult
 from rmq.protocol.codes import ResponseCode
 from rmq_grpc import schema
-from rmq_grpc.messages import to_client
+from rmq_grpc.encoding import to_client
 from rmq_grpc.statuses import Code, status
 
 if TYPE_CHECKING:

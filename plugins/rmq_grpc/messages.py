@@ -6,16 +6,12 @@ uncompressed, so that clients of 4.x read it as well.
 
 from __future__ import annotations
 
-import hashlib
 import zlib
-from collections.abc import Sequence
 from typing import Any, Final
 
 from rmq.errors import InvalidName, InvalidType
 from rmq.message import (
     PROPERTY_CHECK_IMMUNITY_TIME,
-    PROPERTY_DELAY_LEVEL,
-    PROPERTY_KEYS,
     PROPERTY_PRODUCER_GROUP,
     PROPERTY_TRANSACTION_PREPARED,
     PROPERTY_UNIQUE_KEY,
@@ -23,7 +19,6 @@ from rmq.message import (
     SYSTEM_TOPIC_PREFIX,
     SYSTEM_TOPICS,
     Message,
-    StoredMessage,
     java_hash,
     validate_group,
     validate_topic,
@@ -41,14 +36,12 @@ from rmq_grpc.statuses import Refused
 V2Message: Final = schema.message("Message")
 MessageType: Final = schema.enum("MessageType")
 Encoding: Final = schema.enum("Encoding")
-DigestType: Final = schema.enum("DigestType")
 
 PROPERTY_BORN_HOST: Final = "__BORNHOST"
 PROPERTY_BORN_TIMESTAMP: Final = "BORN_TIMESTAMP"
 PROPERTY_TRACE_CONTEXT: Final = "__TRACE_CONTEXT"
 PROPERTY_DEAD_LETTER_TOPIC: Final = "DLQ_ORIGIN_TOPIC"
 PROPERTY_DEAD_LETTER_ID: Final = "DLQ_ORIGIN_MESSAGE_ID"
-PROPERTY_TAGS: Final = "TAGS"
 
 SYSTEM_PROPERTIES: Final = (
     RESERVED_PROPERTIES
@@ -232,61 +225,6 @@ def queue_of(message_group: str, queues: int) -> int:
         if not 0 <= following < queues:
             return chosen
         chosen = following
-
-
-# ---- to a consumer ----
-
-
-def to_client(message: StoredMessage, *, handle: str = "", attempt: int = 1, invisible_ms: int = 0) -> Any:
-    """A stored message in the form of 5.x clients."""
-    properties = message.properties
-    made = V2Message(body=message.body)
-    made.topic.name = message.topic
-    made.user_properties.update(
-        {name: value for name, value in properties.items() if name not in SYSTEM_PROPERTIES}
-    )
-    system = made.system_properties
-    if tags := properties.get(PROPERTY_TAGS):
-        system.tag = tags
-    system.keys.extend(properties.get(PROPERTY_KEYS, "").split())
-    system.message_id = message.message_id
-    system.body_digest.type = DigestType["MD5"]
-    system.body_digest.checksum = hashlib.md5(message.body, usedforsecurity=False).hexdigest().upper()
-    system.body_encoding = Encoding["IDENTITY"]
-    system.message_type = MessageType[_kind_of_stored(properties)]
-    put_ms(system.born_timestamp, _number(properties.get(PROPERTY_BORN_TIMESTAMP)) or message.born_timestamp)
-    system.born_host = properties.get(PROPERTY_BORN_HOST) or message.born_host
-    put_ms(system.store_timestamp, message.store_timestamp)
-    system.store_host = message.store_host
-    if deliver_ms := _number(properties.get(PROPERTY_DELIVER_MS)):
-        put_ms(system.delivery_timestamp, deliver_ms)
-    if group := properties.get(PROPERTY_SHARDING_KEY):
-        system.message_group = group
-    if handle:
-        system.receipt_handle = handle
-        put_ms(system.invisible_duration, invisible_ms)
-    system.queue_id = message.queue_id
-    system.queue_offset = message.queue_offset
-    system.delivery_attempt = attempt
-    if trace := properties.get(PROPERTY_TRACE_CONTEXT):
-        system.trace_context = trace
-    if origin := properties.get(PROPERTY_DEAD_LETTER_TOPIC):
-        system.dead_letter_queue.topic = origin
-        system.dead_letter_queue.message_id = properties.get(PROPERTY_DEAD_LETTER_ID, "")
-    return made
-
-
-def _kind_of_stored(properties: dict[str, str]) -> str:
-    if properties.get(PROPERTY_TRANSACTION_PREPARED) == "true":
-        return "TRANSACTION"
-    names: Sequence[str] = (PROPERTY_DELAY_LEVEL, PROPERTY_DELIVER_MS, PROPERTY_DELAY_SEC)
-    if any(name in properties for name in names):
-        return "DELAY"
-    return "FIFO" if PROPERTY_SHARDING_KEY in properties else "NORMAL"
-
-
-def _number(text: str | None) -> int:
-    return int(text) if text and text.isascii() and text.isdecimal() and len(text) < 18 else 0
 
 
 # ---- times ----

@@ -14,7 +14,8 @@ from rmq.errors import ResponseError
 from rmq.plugin import TakenMessage, TakeRequest
 from rmq_grpc import schema
 from rmq_grpc.clients import Client, Lease
-from rmq_grpc.messages import group_of, ms_of, put_ms, to_client, topic_of
+from rmq_grpc.encoding import acknowledged, encode, received
+from rmq_grpc.messages import group_of, ms_of, put_ms, topic_of
 from rmq_grpc.statuses import EXPECTED, Refused, conclude, of_error, of_handle, status
 
 if TYPE_CHECKING:
@@ -39,7 +40,6 @@ RENEWED_SECONDS: Final = 3 * 3600.0
 LEASES_MAX: Final = 100_000
 
 FilterType: Final = schema.enum("FilterType")
-_MESSAGE: Final = schema.message("ReceiveMessageResponse").DESCRIPTOR.fields_by_name["message"].number
 
 
 def receive(session: Session, call: Call, request: Any, client: Client) -> None:
@@ -119,16 +119,14 @@ def _deliver(
         end(session, call, status("MESSAGE_NOT_FOUND", "no new message"))
         return
     call.send(session.answer_to(call, status()).SerializeToString())
-    now = anyio.current_time()
+    now, invisible_ms = anyio.current_time(), take.invisible_ms
     for one in found:
-        message = to_client(
-            one.message, handle=one.handle, attempt=one.attempt, invisible_ms=take.invisible_ms
-        )
+        message = encode(one.message, handle=one.handle, attempt=one.attempt, invisible_ms=invisible_ms)
         if renews and len(client.leases) < LEASES_MAX:
             group, topic = take.consumer_group, take.topic
             until = now + RENEWED_SECONDS
             client.leases[one.handle] = Lease(group, topic, one.handle, now + RENEW_SECONDS, until)
-        call.send(schema.within(_MESSAGE, message.SerializeToString()))
+        call.send(received(message))
     end(session, call, None)
 
 
@@ -179,6 +177,10 @@ def acknowledge(session: Session, call: Call, request: Any, client: Client) -> N
         client.leases.pop(handle, None)
 
     def done(outcomes: Sequence[Exception | None]) -> None:
+        if all(outcome is None for outcome in outcomes):
+            call.send(acknowledged(request.entries))
+            call.finish()
+            return
         answer = session.answer_to(call)
         for entry, outcome in zip(request.entries, outcomes, strict=True):
             answer.entries.add(

@@ -230,16 +230,6 @@ def message(name: str) -> Any:
     return message_factory.GetMessageClass(_POOL.FindMessageTypeByName(f"{PACKAGE}.{name}"))
 
 
-def within(number: int, data: bytes) -> bytes:
-    """The bytes of a message with one field, of this number (at most 15): a message of these bytes."""
-    head, size = bytearray((number << 3 | 2,)), len(data)
-    while size > 127:
-        head.append(size & 127 | 128)
-        size >>= 7
-    head.append(size)
-    return bytes(head) + data
-
-
 def enum(name: str) -> dict[str, int]:
     """The numbers of an enum by its words."""
     return {one.name: one.number for one in _POOL.FindEnumTypeByName(f"{PACKAGE}.{name}").values}
