@@ -17,6 +17,8 @@ LAST: Final = 32_000
 """Linux gives outgoing connections ports from 32,768 on."""
 BLOCK: Final = 50
 """Ports that a process claims at a time."""
+BEFORE: Final = 2
+"""Ports before those that are given out, for nobody else: a broker's VIP channel is at its port - 2."""
 
 
 class Ports:
@@ -32,13 +34,13 @@ class Ports:
     def take(self, count: int) -> list[int]:
         """Take this number of consecutive free ports."""
         while True:
-            if self._next + count > self._stop:
+            if self._next + BEFORE + count > self._stop:
                 self._next = self._block()
                 self._stop = self._next + BLOCK
-            ports = range(self._next, self._next + count)
-            self._next += count
+            ports = range(self._next, self._next + BEFORE + count)
+            self._next = ports.stop
             if all(map(_is_free, ports)):
-                return list(ports)
+                return list(ports[BEFORE:])
 
     def _block(self) -> int:
         while self._unclaimed:
@@ -59,7 +61,7 @@ _by_process: dict[int, Ports] = {}  # a fork has its own
 
 
 def free_ports(count: int) -> list[int]:
-    """Consecutive free ports, at most ten."""
+    """Consecutive free ports, at most 48. The two ports before them are free, too."""
     pid = os.getpid()
     if pid not in _by_process:
         _by_process[pid] = Ports(pid)

@@ -257,7 +257,7 @@ def broker_settings(folder: pathlib.Path, names: int, port: int) -> dict[str, ob
 
 def ours(folder: pathlib.Path) -> tuple[list[list[str]], list[int], int, int]:
     """Commands of our servers, the ports to wait for, and the ports of the broker and of gRPC."""
-    names, port, _, grpc = free_ports(4)
+    port, _, names, grpc = free_ports(4)
     file = settings_of(folder, "names.conf", {"listenPort": names, "kvConfigPath": folder / "kv.json"})
     settings = broker_settings(folder, names, port) | {"plugins": "grpc", "grpcPort": grpc}
     broker = settings_of(folder, "broker.conf", settings)
@@ -270,7 +270,7 @@ def ours(folder: pathlib.Path) -> tuple[list[list[str]], list[int], int, int]:
 
 def theirs(folder: pathlib.Path, jars: str) -> tuple[list[list[str]], list[int], int, int]:
     """The same of RocketMQ's."""
-    names, port, _, grpc, remoting = free_ports(5)
+    port, _, names, grpc, remoting = free_ports(5)
     java = ["java", "-Xms1g", "-Xmx1g", *JDK_FLAGS, f"-Drocketmq.home.dir={folder}", f"-Duser.home={folder}"]
     java += ["-cp", f"{jars}/*"]
     file = settings_of(folder, "names.conf", {"listenPort": names, "kvConfigPath": folder / "kv.json"})

@@ -229,7 +229,7 @@ class Broker:
     def __init__(self, folder: pathlib.Path, **settings: object) -> None:
         self._folder = folder
         self._children: dict[str, subprocess.Popen[bytes]] = {}
-        names, self.port, ha, self.grpc_port = free_ports(4)
+        self.port, ha, names, self.grpc_port = free_ports(4)
         self.names = f"127.0.0.1:{names}"
         self.address = f"127.0.0.1:{self.grpc_port}"
         self.env = _certificate(folder)
