@@ -191,7 +191,9 @@ def loops_of(program: str) -> set[str]:
 
 
 def programs(page: str, loop: str) -> list[str]:
-    return [program for program in blocks(page) if loop in loops_of(program)]
+    """The programs of a page; a block for a file `test_*.py` is none."""
+    found = [program for program in blocks(page) if not program.startswith("# test_")]
+    return [program for program in found if loop in loops_of(program)]
 
 
 @pytest.mark.parametrize("page", EXPECTED)
@@ -256,6 +258,16 @@ def test_the_tests_of_the_page_on_testing_pass(loop: str, tmp_path: pathlib.Path
         (tmp_path / f"test_block_{number}.py").write_text(program)
     done = run_suite(tmp_path, RUNNERS[loop])
     assert (done.returncode, "3 passed" in done.stdout) == (0, True), done.stdout
+
+
+def test_the_test_of_the_page_on_fastapi_passes(tmp_path: pathlib.Path) -> None:
+    for name in ("fastapi", "httpx2", "pytest_asyncio"):
+        pytest.importorskip(name)
+    first, _, test = blocks("docs/fastapi.md")
+    for program in (first, test):
+        (tmp_path / program.splitlines()[0].removeprefix("# ")).write_text(program)
+    done = run_suite(tmp_path, RUNNERS["asyncio"])
+    assert (done.returncode, "1 passed" in done.stdout) == (0, True), done.stdout
 
 
 def test_the_page_on_testing_has_the_same_test_for_both_loops() -> None:
