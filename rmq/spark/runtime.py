@@ -16,6 +16,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
@@ -24,6 +25,9 @@ from typing import TYPE_CHECKING, Final
 from zipimport import zipimporter
 
 from rmq.errors import ConfigError
+
+if sys.platform != "win32":
+    import fcntl
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -34,6 +38,10 @@ JAVA_MIN: Final = 17
 """Java version of Spark 4's class files."""
 
 _SOURCES: Final = ("pyspark_rmq", "pyspark_rmqstore")
+_HOME: Final = "rmq-spark-home-"
+_HELD: Final = "rmq-held"
+"""A file of a home that its process has locked."""
+_YOUNG_SECONDS: Final = 60.0
 _LACKING: Final = "--add-modules=jdk.incubator.vector"
 _SETTINGS: Final = {
     "spark.driver.host": "127.0.0.1",
@@ -183,13 +191,40 @@ def _unpacked_home() -> Path | None:
     package = Path(pyspark.__file__).parent
     if "SPARK_HOME" in os.environ or not (package / "jars").is_dir():
         return None
-    folder = Path(tempfile.mkdtemp(prefix="rmq-spark-home-"))
+    folder = Path(tempfile.mkdtemp(prefix=_HOME))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     try:
+        hold_home(folder)
         unpack_home(package, folder)
     except OSError:  # a system without links
         return None
+    remove_left_homes(folder.parent)
     return folder
+
+
+def hold_home(folder: Path) -> int:
+    """Lock a file of a home, for as long as this process runs; gives its descriptor. Raises OSError."""
+    held = os.open(folder / _HELD, os.O_RDWR | os.O_CREAT, 0o600)
+    if sys.platform != "win32":
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    return held
+
+
+def remove_left_homes(parent: Path) -> None:
+    """Remove this user's homes in `parent` whose processes were killed. A home younger than a minute stays:
+    its process may not have locked it yet."""
+    if sys.platform == "win32":
+        return
+    for path in parent.glob(f"{_HOME}*/{_HELD}"):
+        try:
+            status = path.lstat()
+            if status.st_uid != os.getuid() or time.time() - status.st_mtime < _YOUNG_SECONDS:
+                continue
+            with path.open("rb") as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(path.parent, ignore_errors=True)
+        except OSError:  # its process runs, or another one removes it
+            continue
 
 
 def unpack_home(package: Path, folder: Path) -> None:

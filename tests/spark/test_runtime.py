@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import threading
 import zipfile
 import zipimport
@@ -93,6 +94,38 @@ def test_a_home_without_zips_has_the_installed_packages(tmp_path: Path) -> None:
         package,
         Path(py4j.__file__).resolve().parent,
     }
+
+
+def test_homes_of_killed_processes_are_removed_by_the_next_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = (
+        "import os, pathlib, signal, sys; from rmq.spark import runtime; home = pathlib.Path(sys.argv[1]);"
+        "runtime.hold_home(home); os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    outside = tmp_path / "package"
+    outside.mkdir()
+    (outside / "kept").touch()
+    homes = {name: tmp_path / f"rmq-spark-home-{name}" for name in ("killed", "running", "young", "other")}
+    for home in homes.values():
+        home.mkdir()
+        (home / "jars").symlink_to(outside)
+    for name in ("killed", "young"):
+        subprocess.run([sys.executable, "-c", program, str(homes[name])], check=False)
+    held = runtime.hold_home(homes["running"])
+    try:
+        for name in ("killed", "running"):
+            os.utime(homes[name] / "rmq-held", (0, 0))
+        monkeypatch.delenv("SPARK_HOME", raising=False)
+        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+        new = runtime._unpacked_home()
+    finally:
+        os.close(held)
+    assert new is not None
+    assert (new / "rmq-held").exists()
+    assert (new / "jars").exists()
+    assert [name for name, home in homes.items() if not home.exists()] == ["killed"]
+    assert (outside / "kept").exists()
 
 
 def test_workers_import_spark_from_where_it_is_compiled(spark: SparkSession) -> None:
