@@ -105,7 +105,9 @@ class Job:
 async def campaign(job: Job, senders: Load, chance: random.Random) -> None:
     async with rmq.connect(job.namesrv) as client, client.producer("writers") as producer:
         for number in range(BEFORE):
-            await producer.send(rmq.Message(TOPIC, b"before %d" % number))
+            body = b"before %d" % number
+            senders.ledger.sending(body, (TOPIC, -1)).may_repeat = True
+            await producer.send(rmq.Message(TOPIC, body))
         async with trio.open_nursery() as nursery:
             nursery.start_soon(write, senders, producer)
             for number in range(KILLS):
