@@ -3,6 +3,7 @@ and their recall."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
@@ -164,9 +165,15 @@ def _at_level(message: StoredMessage, level: DelayLevel) -> Delayed:
 
 
 async def waiting_for_a_time(
-    client: Client, *, now_ms: int, count: int = 50, cursor: str | None = None
+    client: Client,
+    *,
+    now_ms: int,
+    count: int = 50,
+    cursor: str | None = None,
+    within_seconds: float = math.inf,
 ) -> DelayedPage:
-    """Read messages that wait for a delivery time of their own, the newest sends first.
+    """Read messages that wait for a delivery time of their own, the newest sends first. After
+    `within_seconds` the page ends with the messages that it has.
 
     Messages that were recalled, or stored again by their broker, are left out, if the record of that is among
     the last `RECALLS_MAX`. A cluster that never had such a message has an empty page. Raises as `read_page`.
@@ -178,6 +185,7 @@ async def waiting_for_a_time(
             count=count,
             cursor=cursor,
             where=lambda message: due_ms(message) > now_ms,
+            within_seconds=within_seconds,
         )
     except (NoRoute, TopicNotExist) as error:
         if not is_absent(error):

@@ -12,11 +12,13 @@ from __future__ import annotations
 
 import base64
 import binascii
+import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from heapq import heapify, heappop, heapreplace
 from typing import TYPE_CHECKING, Any, Final
 
+import anyio
 from attrs import define, field, frozen
 
 from rmq.client.admin.messages import TOOLS_GROUP
@@ -51,14 +53,15 @@ class Page:
     """Messages of a topic, in the requested order.
 
     `total` counts the messages of the span in all queues, before any filter; the ends of queues are those at
-    the time of the read. `looked_at` counts the messages that were read for the page. `cursor` is the begin
-    of the next page, None after the last one; a page may have fewer messages than requested, or none, and
-    still a cursor.
+    the time of the read. `looked_at` counts the messages that were read for the page, `left` the messages of
+    the span that the next pages read. `cursor` is the begin of the next page, None after the last one; a page
+    may have fewer messages than requested, or none, and still a cursor.
     """
 
     messages: Sequence[StoredMessage]
     total: int
     looked_at: int
+    left: int
     cursor: str | None
 
 
@@ -88,14 +91,17 @@ async def read_page(
     expression: str | Sql = "*",
     where: Where | None = None,
     cursor: str | None = None,
+    within_seconds: float = math.inf,
 ) -> Page:
     """Read one page of a topic: messages stored from `since_ms` on and before `until_ms`, of all queues or
     some.
 
     `expression` filters by tags or SQL at the broker, `where` is a condition of the caller. `cursor` is that
-    of the previous page, with the same other arguments. Raises ConfigError for an invalid cursor, NoRoute,
-    and as `PullConsumer.pull`.
+    of the previous page, with the same other arguments. After `within_seconds` the page ends with the
+    messages that it has; each page reads at least once from each queue. Raises ConfigError for an invalid
+    cursor, NoRoute, and as `PullConsumer.pull`.
     """
+    deadline = anyio.current_time() + within_seconds
     check_number("count", count, 1)
     if count > COUNT_MAX:
         raise ConfigError("count", count, f"an int, at most {COUNT_MAX}")
@@ -103,7 +109,8 @@ async def read_page(
     async with client.pull_consumer(TOOLS_GROUP) as pulls:
         spans = await spans_of(client, pulls, topic, since_ms, until_ms, queues)
         total = sum(span.size for span in spans)
-        reader = _Reader(pulls, expression, newest_first, _rest(spans, begun, newest_first), count)
+        rest = _rest(spans, begun, newest_first)
+        reader = _Reader(pulls, expression, newest_first, rest, count, deadline)
         return await reader.page(count, total, where)
 
 
@@ -153,11 +160,12 @@ def _rest(spans: Sequence[Span], begun: Mapping[MessageQueue, int] | None, newes
 @define(eq=False)
 class _Lane:
     """A queue on a page: the offsets that are not pulled yet, and the pulled messages that are not on the
-    page yet."""
+    page yet. `batch` is the number of offsets of the next pull."""
 
     queue: MessageQueue
     low: int
     high: int
+    batch: int
     waiting: deque[StoredMessage] = field(factory=deque)
 
     @property
@@ -166,7 +174,7 @@ class _Lane:
 
 
 class _Reader:
-    """The merge of queues by time. Lanes are filled one pull at a time."""
+    """The merge of queues by time. Lanes are filled one pull at a time, until `deadline`."""
 
     def __init__(
         self,
@@ -175,23 +183,23 @@ class _Reader:
         newest_first: bool,
         spans: Sequence[Span],
         count: int,
+        deadline: float,
     ) -> None:
         self._pulls, self._expression, self._newest_first = pulls, expression, newest_first
-        self._lanes = [_Lane(span.queue, span.low, span.high) for span in spans]
-        share = 2 * count // max(1, len(self._lanes))
-        self._batch = max(PULLED_MIN, min(PULLED_MAX, share))
-        self._looked_at = 0
-        # At least so many that each page continues in some lane.
-        self._budget = max(LOOKED_AT_MAX, 2 * self._batch * len(self._lanes))
+        batch = max(PULLED_MIN, min(PULLED_MAX, 2 * count // max(1, len(spans))))
+        self._lanes = [_Lane(span.queue, span.low, span.high, batch) for span in spans]
+        self._deadline, self._looked_at = deadline, 0
 
     async def page(self, count: int, total: int, where: Where | None) -> Page:
-        """Take the next messages of all lanes, at most `count`."""
+        """Take the next messages of all lanes, at most `count`. The page ends at the first lane whose next
+        message is not known: messages of other lanes may come after it."""
         found: list[StoredMessage] = []
         size = 0
-        await ask_each(range(len(self._lanes)), lambda number: self._fill(self._lanes[number]))
+        await ask_each(self._lanes, lambda lane: self._fill(lane, is_first=True))
+        is_known = all(lane.waiting or lane.is_empty for lane in self._lanes)
         following = [(self._order(lane), number) for number, lane in enumerate(self._lanes) if lane.waiting]
         heapify(following)
-        while following and len(found) < count and size < BYTES_MAX and self._looked_at < self._budget:
+        while is_known and following and len(found) < count and size < BYTES_MAX:
             lane = self._lanes[number := following[0][1]]
             message = lane.waiting.popleft()
             if where is None or where(message):
@@ -203,10 +211,11 @@ class _Reader:
                 heapreplace(following, (self._order(lane), number))
             else:
                 heappop(following)
-        cursor = None
-        if any(not lane.is_empty for lane in self._lanes):
+                is_known = lane.is_empty
+        left, cursor = sum(map(self._left, self._lanes)), None
+        if left:
             cursor = write_cursor({lane.queue: self._at(lane) for lane in self._lanes}, self._newest_first)
-        return Page(found, total, self._looked_at, cursor)
+        return Page(found, total, self._looked_at, left, cursor)
 
     def _order(self, lane: _Lane) -> int:
         stored = lane.waiting[0].store_timestamp
@@ -218,18 +227,29 @@ class _Reader:
             return lane.waiting[0].queue_offset + 1 if lane.waiting else lane.high
         return lane.waiting[0].queue_offset if lane.waiting else lane.low
 
-    async def _fill(self, lane: _Lane) -> None:
-        """Pull until a message of the lane waits, or the lane is read to its end."""
-        while not lane.waiting and lane.low < lane.high and self._looked_at < self._budget:
+    def _left(self, lane: _Lane) -> int:
+        """Offsets of a lane after the page."""
+        at = self._at(lane)
+        return max(0, at - lane.low if self._newest_first else lane.high - at)
+
+    async def _fill(self, lane: _Lane, *, is_first: bool = False) -> None:
+        """Pull until a message of the lane waits, the lane is read to its end, or the page has to end; at
+        least once for a new page."""
+        while not lane.waiting and lane.low < lane.high and (is_first or self._may_pull()):
+            is_first = False
             if self._newest_first:
-                first = max(lane.low, lane.high - self._batch)
+                first = max(lane.low, lane.high - lane.batch)
                 found = await self._between(lane.queue, first, lane.high)
                 lane.high = first
                 lane.waiting.extend(reversed(found))
             else:
-                last = min(lane.high, lane.low + self._batch)
+                last = min(lane.high, lane.low + lane.batch)
                 lane.waiting.extend(await self._between(lane.queue, lane.low, last))
                 lane.low = last
+            lane.batch = min(PULLED_MAX, 2 * lane.batch)
+
+    def _may_pull(self) -> bool:
+        return self._looked_at < LOOKED_AT_MAX and anyio.current_time() < self._deadline
 
     async def _between(self, queue: MessageQueue, low: int, high: int) -> list[StoredMessage]:
         """The messages at these offsets that exist and pass the filter."""

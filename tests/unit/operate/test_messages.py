@@ -104,6 +104,32 @@ async def test_a_condition_that_nothing_meets_ends_a_page_early(
     assert all(page.looked_at <= 64 for page in found)
 
 
+@pytest.mark.parametrize("newest_first", [True, False])
+@pytest.mark.parametrize("how", [{}, {"expression": "odd"}, {"where": lambda one: one.body.endswith(b"7")}])
+async def test_a_page_whose_time_is_over_ends_with_what_it_has_and_the_next_one_goes_on(
+    client: rmq.Client, spread: list[int], newest_first: bool, how: dict[str, Any]
+) -> None:
+    whole = bodies(await all_pages(client, "Orders", 1000, newest_first=newest_first, **how))
+    found = await all_pages(client, "Orders", 9, newest_first=newest_first, within_seconds=0, **how)
+    assert bodies(found) == whole
+    assert len(found) > 3
+    assert all(page.looked_at <= 4 * 4 for page in found)
+
+
+@pytest.mark.parametrize("newest_first", [True, False])
+async def test_a_page_counts_the_messages_that_the_next_pages_read(
+    client: rmq.Client, spread: list[int], newest_first: bool
+) -> None:
+    found = await all_pages(client, "Orders", 30, newest_first=newest_first)
+    assert [page.left for page in found] == [70, 40, 10, 0]
+    sevens = await all_pages(
+        client, "Orders", 3, newest_first=newest_first, where=lambda one: one.body.endswith(b"7")
+    )
+    left = [page.left for page in sevens]
+    assert left == sorted(left, reverse=True)
+    assert left[-1] == 0
+
+
 async def test_new_messages_do_not_move_older_pages(client: rmq.Client, spread: list[int]) -> None:
     first = await read_page(client, "Orders", count=10)
     async with client.producer("p") as producer:
