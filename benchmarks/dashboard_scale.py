@@ -41,21 +41,37 @@ PAGES = (
     "/topics?search=topic-09",
     "/topics?page=20",
     "/topics/topic-0500",
+    "/topics/topic-0500/edit",
+    "/topics/topic-0500/delete",
+    "/topics/topic-0500/send",
+    "/topics/topic-0500/tail",
+    "/new-topic",
     "/groups",
     "/groups?sort=name&page=10",
     "/groups/group-0250",
+    "/groups/group-0250/edit",
+    "/groups/group-0250/delete",
     "/groups/group-0250/reset",
+    "/groups/group-0250/copy",
     "/groups/group-0250/check",
+    "/groups/group-0250/member?client_id=10.9.0.1@250",
     "/groups/group-0250/times?topic=topic-0500",
     "/messages?topic=topic-0500",
     "A MESSAGE",
+    "/messages?topic=topic-0001&text=needle",
+    "/messages?topic=topic-0500&key=none",
     "/dead-letters",
     "/dead-letters?group=group-0250",
+    "/dead-letters?group=group-0250&reason=needle",
     "/brokers",
     "/brokers/embedded",
+    "/brokers/embedded?show=settings",
+    "/brokers/embedded/setting?name=fileReservedTime",
     "/delayed",
+    "/delayed/messages",
     "/transactions",
-    "/name-servers",
+    "/transactions/open",
+    "/name-servers?topic=topic-0500",
     "/accounts",
     "/controllers",
     "/streams",
@@ -66,6 +82,8 @@ OPEN = ("", "/groups")
 """Pages that are open while the broker is watched: they load themselves again."""
 REFRESH_SECONDS = 5.0
 LETTERS = 2000
+HAY = 100_000
+"""Messages of a topic in which a search finds nothing."""
 
 
 @contextmanager
@@ -106,6 +124,8 @@ async def fill(namesrv: str, sizes: argparse.Namespace) -> None:
         async with client.producer("scale") as producer:
             for name in names:
                 await producer.send_batch([rmq.Message(name, b"x" * 100) for _ in range(20)])
+            for _ in range(HAY // 100):
+                await producer.send_batch([rmq.Message(names[1], b"x" * 100) for _ in range(100)])
         for number in range(sizes.groups):
             group = f"group-{number:04}"
             await client.admin.create_group(group, broker=broker)

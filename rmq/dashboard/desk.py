@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 from attrs import frozen
@@ -112,6 +113,7 @@ class Desk:
                 self.now_ms,
                 self.jobs,
                 again,
+                partial(self.call, identity, cluster, address),
                 self.run_blocking,
                 progress or Progress(),
                 address,

@@ -10,7 +10,10 @@ import sys
 from typing import Any
 
 import pytest
+from starlette.routing import compile_path
 
+from rmq.dashboard.web import catalog as catalog
+from rmq.dashboard.web import page as routes
 from tests.browser.consuming import consume
 
 from .conftest import Dev, Watcher
@@ -21,6 +24,7 @@ PAGES = {
     "overview": "",
     "topics": "/topics",
     "topic": "/topics/Parcels",
+    "new-topic": "/new-topic",
     "topic-form": "/topics/Parcels/edit",
     "delete": "/topics/Parcels/delete",
     "send": "/topics/Parcels/send",
@@ -30,7 +34,10 @@ PAGES = {
     "check": "/groups/couriers/check",
     "reset": "/groups/couriers/reset",
     "copy": "/groups/couriers/copy",
+    "times": "/groups/couriers/times?topic=Parcels",
     "group-form": "/new-group",
+    "group-edit": "/groups/couriers/edit",
+    "group-delete": "/groups/couriers/delete",
     "messages": "/messages?topic=Parcels",
     "dead-groups": "/dead-letters",
     "dead-letters": "/dead-letters?group=couriers",
@@ -43,11 +50,21 @@ PAGES = {
     "open-transactions": "/transactions/open",
     "name-servers": "/name-servers?topic=Parcels",
     "accounts": "/accounts",
+    "account-form": "/new-account",
+    "account-delete": "/accounts/clerk-one/delete",
     "controllers": "/controllers",
     "streams": "/streams",
     "jobs": "/jobs",
     "changes": "/changes",
     "error": "/topics/Nothing",
+}
+ELSEWHERE = {
+    "/groups/{group}/member": "test_work",
+    "/jobs/{job}": "test_work",
+    "/jobs/{job}/file": "a download",
+    "/dead-letters/export": "a download",
+    "/messages/show": "the first message of the list",
+    "/topics/{topic}/events": "the stream of the tail",
 }
 HOSTILE = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>\u202e\x1b[31m"
 SEVERE = ("serious", "critical")
@@ -83,6 +100,13 @@ def _paths(page: Any) -> dict[str, str]:
     page.goto("/c/dev/messages?topic=Parcels")
     shown = page.locator("tbody a").first.get_attribute("href")
     return {name: f"/c/dev{path}" for name, path in PAGES.items()} | {"message": shown}
+
+
+def test_no_page_is_left_out() -> None:
+    paths = {path.partition("?")[0] for path in PAGES.values()}
+    shown = {one.path for one in routes.PAGES if "GET" in one.methods}
+    left_out = {path for path in shown if not any(compile_path(path)[0].match(one) for one in paths)}
+    assert left_out == set(ELSEWHERE)
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

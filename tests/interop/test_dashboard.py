@@ -19,13 +19,23 @@ from rmq.client.settings.target import Target
 from rmq.dashboard.app import open_dashboard
 from rmq.dashboard.config import DashboardConfig
 from rmq.message import StoredMessage
+from rmq.protocol.bodies import SubscriptionGroupConfig
+from rmq.protocol.codes import RequestCode
 from tests.interop.rocketmq import Java, Processes
 from tests.unit.dashboard.site import BASE, LINK, Browser, text_of
 
 pytestmark = pytest.mark.interop
 PATIENT = rmq.ClientConfig(request_timeout_ms=15_000, send_timeout_ms=15_000)
 BROKER = "board-a"
-SETTINGS = {"brokerName": BROKER, "traceTopicEnable": "true", "enablePropertyFilter": "true"}
+CREDENTIALS = "innerClientAuthenticationCredentials"
+"""A setting of 5.x with a secret in it."""
+SECRET = "of-the-inner-client"
+SETTINGS = {
+    "brokerName": BROKER,
+    "traceTopicEnable": "true",
+    "enablePropertyFilter": "true",
+    CREDENTIALS: f'{{"accessKey":"inner","secretKey":"{SECRET}"}}',
+}
 PAGES = (
     "",
     "/changes",
@@ -177,7 +187,11 @@ def test_every_page_shows(cluster: JavaCluster) -> None:
         )
         assert "No controllers" in text_of(shown["/controllers"].text)
         assert "No accounts can be shown" in text_of(shown["/accounts"].text)
-        assert "fileReservedTime" in shown[f"/brokers/{BROKER}?show=settings"].text
+        settings = text_of(shown[f"/brokers/{BROKER}?show=settings"].text)
+        assert "fileReservedTime" in settings
+        if cluster.version == "5.3.3":
+            assert f"{CREDENTIALS} (not shown)" in settings
+        assert all(SECRET not in page.text for page in shown.values())
 
     cluster.look(look)
 
@@ -214,7 +228,7 @@ def test_groups_are_created_reset_copied_and_deleted(cluster: JavaCluster) -> No
         preview = await browser.post(
             "/c/java/groups/billing/reset", topic="Orders", to="first", act="preview"
         )
-        assert "20 messages are delivered again" in text_of(preview.text), text_of(preview.text)
+        assert "20 messages to be delivered again" in text_of(preview.text), text_of(preview.text)
         done = await browser.post("/c/java/groups/billing/reset", topic="Orders", to="first", act="save")
         assert done.status_code == 303, text_of(done.text)
         assert "Waiting 20" in text_of((await browser.get("/c/java/groups/billing")).text)
@@ -229,6 +243,27 @@ def test_groups_are_created_reset_copied_and_deleted(cluster: JavaCluster) -> No
         gone = await browser.post("/c/java/groups/fresh/delete", confirm="fresh")
         assert gone.status_code == 303, text_of(gone.text)
         assert (await browser.get("/c/java/groups/fresh")).status_code == 404
+
+    cluster.look(look)
+
+
+def test_a_group_of_another_client_with_a_slash_in_its_name_has_its_pages(cluster: JavaCluster) -> None:
+    async def look(browser: Browser, client: rmq.Client) -> None:
+        name = "team/one"
+        code, body = RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, SubscriptionGroupConfig(name).to_json()
+        for address in await client.admin.broker_addresses():  # as a client does that allows the name
+            await client.admin._ask(address, code, None, body)
+        shown = (await browser.get("/c/java/groups?search=team")).text
+        assert 'href="/c/java/groups/team%2Fone"' in shown
+        for page in ("", "/edit", "/reset", "/copy", "/check", "/delete"):
+            answer = await browser.get(f"/c/java/groups/team%2Fone{page}")
+            assert answer.status_code == 200, (page, text_of(answer.text))
+            assert name in text_of(answer.text)
+        found = (await browser.http.get("/api/v1/clusters/java/groups/team%2Fone")).json()
+        assert found["name"] == name
+        gone = await browser.post("/c/java/groups/team%2Fone/delete", confirm=name)
+        assert gone.status_code == 303, text_of(gone.text)
+        assert (await browser.get("/c/java/groups/team%2Fone")).status_code == 404
 
     cluster.look(look)
 

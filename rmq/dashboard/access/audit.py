@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from attrs import frozen
 
+from rmq.dashboard.access.hidden import HIDDEN, is_secret
 from rmq.printable import printable
 
 log = logging.getLogger("rmq.dashboard.audit")
@@ -127,7 +128,11 @@ class AuditLog:
 
 def shown_arguments(arguments: Mapping[str, Any]) -> str:
     """Arguments as text, without secrets and bodies."""
-    return " ".join(f"{name}={_shown(name, value)}" for name, value in arguments.items())
+    named = (arguments.get(name) for name in ("name", "key"))
+    hidden = {"value"} if any(isinstance(name, str) and is_secret(name) for name in named) else set()
+    return " ".join(
+        f"{name}={_shown('secret' if name in hidden else name, value)}" for name, value in arguments.items()
+    )
 
 
 def _row(line: AuditLine) -> str:
@@ -171,7 +176,7 @@ def _read(row: str) -> AuditLine | None:
 
 def _shown(name: str, value: Any) -> str:
     if name in SECRETS:
-        return '"(not shown)"' if value else '""'
+        return json.dumps(HIDDEN if value else "")
     if name in BODIES:
         return f'"({len(str(value))} characters)"'
     if isinstance(value, Mapping):

@@ -35,7 +35,7 @@ CLUSTER: Final = {
 
 def description(operations: list[Operation]) -> dict[str, Any]:
     """The whole document."""
-    results = [one.result for one in operations if one.result is not type(None)]
+    results = [one.result for one in operations if one.result is not type(None) and not one.media]
     argument_types: list[Any] = [one.arguments for one in operations]
     schemas, components = msgspec.json.schema_components(
         [ProblemBody, *results, *argument_types], ref_template=TEMPLATE
@@ -84,7 +84,7 @@ def _operation(one: Operation, arguments: dict[str, Any], answer: dict[str, Any]
         "description": f"Needs the role {one.role.label}.",
         "tags": [one.tag],
         "parameters": parameters,
-        "responses": _responses(answer),
+        "responses": _responses(answer, one.media),
     }
     body = {name: schema for name, schema in properties.items() if name not in one.path_names}
     if not in_query and body:
@@ -104,8 +104,9 @@ def _parameter(name: str, schema: dict[str, Any], one: Operation, required: bool
     return found | {"schema": own}
 
 
-def _responses(answer: dict[str, Any]) -> dict[str, Any]:
-    done = {"description": "Done.", "content": {"application/json": {"schema": answer}}}
+def _responses(answer: dict[str, Any], media: tuple[str, ...] = ()) -> dict[str, Any]:
+    content = {kind.partition(";")[0]: {"schema": {"type": "string"}} for kind in media}
+    done = {"description": "Done.", "content": content or {"application/json": {"schema": answer}}}
     problem = {"application/json": {"schema": {"$ref": TEMPLATE.format(name="ProblemBody")}}}
     failures = {code: {"description": text, "content": problem} for code, text in ERRORS.items()}
     return {"200": done, **failures}

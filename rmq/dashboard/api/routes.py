@@ -13,6 +13,7 @@ from starlette.responses import Response
 from starlette.routing import Match, Route
 
 from rmq.dashboard.api.openapi import description
+from rmq.dashboard.catalog import OPERATIONS
 from rmq.dashboard.desk import Desk
 from rmq.dashboard.errors import (
     INTERNAL,
@@ -24,9 +25,9 @@ from rmq.dashboard.errors import (
     problem_of,
     status_of,
 )
-from rmq.dashboard.operations.catalog import OPERATIONS
 from rmq.dashboard.operations.operation import Operation
 from rmq.dashboard.paths import path_of, path_value
+from rmq.dashboard.stream import Stream, answer_of
 from rmq.errors import RmqError
 from rmq.printable import printable
 
@@ -88,7 +89,8 @@ def _handler(desk: Desk, methods: dict[str, Operation]) -> Handler:
         caller = await desk.caller(request, cluster)
         desk.check_csrf(request, caller, request.headers.get("x-csrf-token", ""))
         given = await _given(request, one)
-        return _answer(await desk.perform(request, caller, cluster, one.name, given))
+        result = await desk.perform(request, caller, cluster, one.name, given)
+        return answer_of(result) if isinstance(result, Stream) else _answer(result)
 
     return handle
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Annotated, Literal
 
 import msgspec
@@ -10,6 +10,7 @@ from attrs import frozen
 
 from rmq.broker.config import BrokerConfig
 from rmq.config import describe
+from rmq.dashboard.access.hidden import is_secret, shown
 from rmq.dashboard.access.roles import Role
 from rmq.dashboard.errors import BadRequest, UnknownName
 from rmq.dashboard.operations import figures
@@ -29,12 +30,14 @@ async def brokers(call: Call) -> list[BrokerRow]:
 
 @frozen
 class Setting:
-    """A setting. `can_change`: at run time; None where that is not known, as of Java's brokers."""
+    """A setting. `can_change`: at run time; None where that is not known, as of Java's brokers. `is_secret`:
+    the value is never shown."""
 
     name: str
     value: str
     can_change: bool | None
     help: str
+    is_secret: bool
 
 
 @frozen
@@ -91,7 +94,7 @@ async def broker(
     return BrokerDetail(
         row,
         metrics,
-        [Setting(name, value, *known.get(name, (None, ""))) for name, value in sorted(settings.items())],
+        [_setting(name, value, known) for name, value in sorted(settings.items())],
         [ClientCount(*key, count) for key, count in by_version(found).items()],
         [
             Connected(one.kind, one.group, one.client_id, one.address, one.language, one.version)
@@ -99,6 +102,11 @@ async def broker(
         ],
         incomplete,
     )
+
+
+def _setting(name: str, value: str, known: Mapping[str, tuple[bool, str]]) -> Setting:
+    can_change, text = known.get(name, (None, ""))
+    return Setting(name, shown(name, value), can_change, text, is_secret(name))
 
 
 async def _row(call: Call, broker: str, number: int) -> BrokerRow:
@@ -143,7 +151,7 @@ async def change_setting(
     try:
         return Changed(await call.admin.update_broker_config({name: value}, broker=row.address))
     except SystemFailure as error:  # the value, or a setting that is fixed while the broker runs
-        raise BadRequest(f"{name} = {value}: {error.remark}") from None
+        raise BadRequest(f"{name} = {shown(name, value)}: {error.remark}") from None
 
 
 @operation("POST", "/brokers/{broker}/writing", Role.ADMIN)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pathlib
 from collections import Counter
+from collections.abc import AsyncIterator
 from contextlib import aclosing
 from typing import Annotated, Final, Literal
 
@@ -14,8 +15,9 @@ from rmq.client.reading.dead_letters import DeadLetter, Letters, Redriven, read_
 from rmq.dashboard.access.roles import Role
 from rmq.dashboard.errors import BadRequest
 from rmq.dashboard.operations import figures
-from rmq.dashboard.operations.messages import Millis, preview_of
+from rmq.dashboard.operations.messages import PAGE_SECONDS, Millis, WithinSeconds, preview_of
 from rmq.dashboard.operations.operation import Call, operation
+from rmq.dashboard.stream import EXPORTS, Stream, file_name
 from rmq.errors import NoRoute, RmqError, TopicNotExist
 from rmq.message import DLQ_PREFIX, dlq_topic, validate_group
 from rmq.operate.messages import dead_letters as operate_letters
@@ -88,12 +90,14 @@ class ReasonCount:
 @frozen
 class DeadList:
     """A page of a group's dead letters, newest first. `reasons` counts the reasons of the newest `SAMPLE`, on
-    the first page only. `cursor` requests the next page; it is empty after the last page."""
+    the first page only. `left` counts the letters that the next pages read. `cursor` requests the next page;
+    it is empty after the last page. A page may have few rows, or none, and still a cursor."""
 
     group: str
     rows: list[DeadRow]
     reasons: list[ReasonCount]
     total: int
+    left: int
     cursor: str
 
 
@@ -106,6 +110,7 @@ async def dead_letters(
     since_ms: Millis = 0,
     count: Annotated[int, msgspec.Meta(ge=1, le=200)] = 100,
     cursor: Annotated[str, msgspec.Meta(description="The cursor of the page before.")] = "",
+    within_seconds: WithinSeconds = PAGE_SECONDS,
 ) -> DeadList:
     """A page of the dead letters of a group, newest first, with reasons."""
     topic, since = dlq_topic(validate_group(group)), since_ms or None
@@ -113,7 +118,9 @@ async def dead_letters(
     reasons: list[ReasonCount] = []
     try:
         if not cursor:
-            newest = await pages.read_page(call.client, topic, since_ms=since, count=SAMPLE)
+            newest = await pages.read_page(
+                call.client, topic, since_ms=since, count=SAMPLE, within_seconds=within_seconds / 2
+            )
             counts = Counter(read_letter(one).reason for one in newest.messages)
             reasons = [ReasonCount(text, number) for text, number in counts.most_common(20)]
         page = await pages.read_page(
@@ -123,13 +130,14 @@ async def dead_letters(
             count=count,
             where=(lambda one: selected in read_letter(one).reason.lower()) if selected else None,
             cursor=cursor or None,
+            within_seconds=within_seconds,
         )
     except (NoRoute, TopicNotExist) as error:
         if not is_absent(error):
             raise
-        return DeadList(group, [], [], 0, "")
+        return DeadList(group, [], [], 0, 0, "")
     rows = [dead_row(read_letter(one)) for one in page.messages]
-    return DeadList(group, rows, reasons, page.total, page.cursor or "")
+    return DeadList(group, rows, reasons, page.total, page.left, page.cursor or "")
 
 
 def dead_row(letter: DeadLetter) -> DeadRow:
@@ -200,18 +208,37 @@ def _names(letter: DeadLetter) -> tuple[str, ...]:
     return letter.key, letter.message_id, letter.message.offset_message_id
 
 
+Form = Literal["jsonl", "csv"]
+
+
+@operation("GET", "/dead-letters/{group}/export", media=tuple(EXPORTS.values()))
+async def read_dead_letters(call: Call, *, group: str, form: Form = "jsonl") -> Stream:
+    """All dead letters of a group as JSON lines or CSV, as they are read."""
+    await dead_letters(call, group=group, count=1)  # its error is an answer, not the end of a file
+    return Stream(EXPORTS[form], _lines(call, group, form), file_name(group, form))
+
+
+async def _lines(call: Call, group: str, form: Form) -> AsyncIterator[str]:
+    async with (
+        call.opened() as own,
+        aclosing(operate_letters.exported(own.client, group, form=form)) as lines,
+    ):
+        async for line in lines:
+            yield line
+
+
 @frozen
 class Exported:
     """Dead letters that were written into the file of a job."""
 
     group: str
-    form: str
+    form: Form
     letters: int
     size: int
 
 
 @operation("POST", "/dead-letters/{group}/export", Role.OPERATOR, is_long=True)
-async def export_dead_letters(call: Call, *, group: str, form: Literal["jsonl", "csv"] = "jsonl") -> Exported:
+async def export_dead_letters(call: Call, *, group: str, form: Form = "jsonl") -> Exported:
     """Write all dead letters of a group into the file of a job, as JSON lines or CSV; only as a job."""
     file = call.progress.file
     if file is None:

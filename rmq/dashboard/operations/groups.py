@@ -21,7 +21,7 @@ from rmq.operate import groups as operate_groups
 from rmq.operate import members as operate_members
 from rmq.operate.groups import StalledQueue
 from rmq.operate.several import ask_each
-from rmq.protocol.bodies import ConsumerConnection, SubscriptionGroupConfig
+from rmq.protocol.bodies import ConsumerConnection, SubscriptionData, SubscriptionGroupConfig
 
 KEPT: Final = "Not given: as it is; for a new group"
 
@@ -108,7 +108,7 @@ class GroupQueue:
 
 @frozen
 class Member:
-    """A consumer that is connected, and its subscriptions, topic -> expression."""
+    """A consumer that is connected."""
 
     client_id: str
     address: str
@@ -173,13 +173,17 @@ async def group(call: Call, *, group: str) -> GroupDetail:
             Member(one.client_id, one.client_addr, one.language, version_name(one.version))
             for one in (found.connection_set if found else [])
         ],
-        [Subscribed(topic, data.sub_string, data.expression_type or "TAG") for topic, data in subscriptions],
+        [_subscribed(topic, data) for topic, data in subscriptions],
         _mode(found),
         str(found.consume_from_where or "") if found else "",
         sorted({row.message_queue.topic for row in rows} | {topic for topic, _ in subscriptions}),
         await _dead(call, group),
         figures.fingerprint(configs),
     )
+
+
+def _subscribed(topic: str, data: SubscriptionData) -> Subscribed:
+    return Subscribed(topic, data.sub_string, data.expression_type or "TAG")
 
 
 async def _configs(call: Call, group: str) -> dict[str, SubscriptionGroupConfig]:
@@ -255,6 +259,7 @@ class MemberDetail:
 
     client_id: str
     properties: dict[str, str]
+    subscriptions: list[Subscribed]
     queues: list[MemberQueue]
     rates: dict[str, dict[str, float]]
     stack: str
@@ -298,7 +303,14 @@ async def member(
         }
         for topic, one in sorted(info.status_table.items())
     }
-    return MemberDetail(client_id, dict(sorted(info.properties.items())), queues, rates, info.jstack or "")
+    return MemberDetail(
+        client_id,
+        dict(sorted(info.properties.items())),
+        [_subscribed(one.topic, one) for one in sorted(info.subscription_set, key=lambda one: one.topic)],
+        queues,
+        rates,
+        info.jstack or "",
+    )
 
 
 async def check_member(call: Call, group: str, client_id: str) -> None:

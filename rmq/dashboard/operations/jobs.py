@@ -12,6 +12,7 @@ from rmq.dashboard.access.roles import Role
 from rmq.dashboard.errors import BadRequest, Forbidden, Problem, UnknownName
 from rmq.dashboard.jobs import Job, Order, State
 from rmq.dashboard.operations.operation import OPERATIONS, Call, arguments_of, check_role, operation
+from rmq.dashboard.stream import EXPORTS, Stream, file_name
 
 
 @frozen
@@ -58,6 +59,17 @@ def _find(call: Call, name: str) -> Job:
 async def job(call: Call, *, job: str) -> JobView:
     """A job with its progress."""
     return _view(call, _find(call, job))
+
+
+@operation("GET", "/jobs/{job}/file", media=tuple(EXPORTS.values()))
+async def job_file(call: Call, *, job: str) -> Stream:
+    """The file that a job of the caller has written."""
+    found = _find(call, job)
+    if found.file is None or not found.is_of(call.identity):
+        raise UnknownName(
+            "this job has no file for you: an export keeps it until newer exports take its place"
+        )
+    return Stream(EXPORTS[found.result.form], found.file, file_name(found.result.group, found.result.form))
 
 
 @operation("POST", "/jobs", Role.OPERATOR)

@@ -12,7 +12,7 @@ from attrs import frozen
 from rmq.dashboard.access.roles import Role
 from rmq.dashboard.errors import BadRequest
 from rmq.dashboard.operations import figures
-from rmq.dashboard.operations.messages import MessageRow, row_of, stored_message
+from rmq.dashboard.operations.messages import PAGE_SECONDS, MessageRow, row_of, stored_message
 from rmq.dashboard.operations.operation import Call, operation
 from rmq.dashboard.operations.topics import SEND_GROUP
 from rmq.errors import RmqError
@@ -112,7 +112,11 @@ async def delayed_messages(
     sends first."""
     if not level:
         page = await operate_delayed.waiting_for_a_time(
-            call.client, now_ms=call.now_ms(), count=count, cursor=cursor or None
+            call.client,
+            now_ms=call.now_ms(),
+            count=count,
+            cursor=cursor or None,
+            within_seconds=PAGE_SECONDS,
         )
         return DelayedList([_delayed_row(one) for one in page.messages], page.cursor or "")
     await figures.check_master(call, broker)

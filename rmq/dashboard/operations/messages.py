@@ -20,6 +20,12 @@ from rmq.operate.topics import is_absent
 
 PREVIEW: Final = 160
 Millis = Annotated[int, msgspec.Meta(ge=0, description="ms since 1970; 0: no limit.")]
+WithinSeconds = Annotated[
+    float,
+    msgspec.Meta(gt=0, le=30, description="The page ends after so long, with the messages that it has."),
+]
+PAGE_SECONDS: Final = 0.5
+"""A page of the dashboard shows in less than a second, also when few of many messages fit."""
 
 
 @frozen
@@ -43,11 +49,13 @@ class MessageRow:
 @frozen
 class MessagePage:
     """A page of a topic's messages. `total` counts the messages of the span before any filter, `looked_at`
-    the messages read. `cursor` requests the next page; it is empty after the last page."""
+    the messages read, `left` the messages that the next pages read. `cursor` requests the next page; it is
+    empty after the last page. A page may have few rows, or none, and still a cursor."""
 
     rows: list[MessageRow]
     total: int
     looked_at: int
+    left: int
     cursor: str
 
 
@@ -86,6 +94,7 @@ async def messages(
     text: Annotated[str, msgspec.Meta(description="Only bodies that contain this text.")] = "",
     count: Annotated[int, msgspec.Meta(ge=1, le=200)] = 50,
     cursor: Annotated[str, msgspec.Meta(description="The cursor of the page before.")] = "",
+    within_seconds: WithinSeconds = PAGE_SECONDS,
 ) -> MessagePage:
     """A page of a topic's messages by time; the queues are read only as far as the page needs it."""
     pattern = text.encode()
@@ -99,8 +108,10 @@ async def messages(
         where=(lambda message: pattern in message.body) if pattern else None,
         count=count,
         cursor=cursor or None,
+        within_seconds=within_seconds,
     )
-    return MessagePage([row_of(one) for one in page.messages], page.total, page.looked_at, page.cursor or "")
+    rows = [row_of(one) for one in page.messages]
+    return MessagePage(rows, page.total, page.looked_at, page.left, page.cursor or "")
 
 
 @operation("GET", "/messages/by-key")

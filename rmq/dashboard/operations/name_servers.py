@@ -7,6 +7,7 @@ from typing import Annotated
 import msgspec
 from attrs import frozen
 
+from rmq.dashboard.access.hidden import shown
 from rmq.dashboard.access.roles import Role
 from rmq.dashboard.operations.operation import Call, operation
 from rmq.errors import RmqError
@@ -31,7 +32,10 @@ async def name_servers(call: Call) -> list[NameServerRow]:
         found = await call.admin.namesrv_config()
     except RmqError as error:
         return [NameServerRow(address, {}, str(error)) for address in call.admin.name_servers]
-    return [NameServerRow(address, dict(sorted(settings.items())), "") for address, settings in found.items()]
+    return [
+        NameServerRow(address, {name: shown(name, value) for name, value in sorted(settings.items())}, "")
+        for address, settings in found.items()
+    ]
 
 
 @frozen

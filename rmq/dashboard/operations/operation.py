@@ -42,7 +42,8 @@ LARGE_HELD_SECONDS: Final = 10.0
 class Call:
     """The context of an operation: a client with the caller's account, and the dashboard's parts.
 
-    `progress` takes the steps of a long operation; `again` performs another operation as the same caller.
+    `progress` takes the steps of a long operation; `again` performs another operation as the same caller,
+    `opened` is the same call for a stream, which outlives this one.
     """
 
     client: Client
@@ -54,6 +55,7 @@ class Call:
     now_ms: Callable[[], int] = field(repr=False)
     jobs: Jobs = field(repr=False)
     again: Again = field(repr=False)
+    opened: Callable[[], AbstractAsyncContextManager[Call]] = field(repr=False)
     run_blocking: RunBlocking = field(repr=False)
     progress: Progress = field(factory=Progress)
     address: str = ""
@@ -91,6 +93,8 @@ class Operation:
     result: Any
     is_long: bool = False
     """True if it may run as a job."""
+    media: tuple[str, ...] = ()
+    """The media types of a stream; none for a result in JSON."""
 
     @property
     def changes(self) -> bool:
@@ -108,7 +112,12 @@ OPERATIONS: Final[dict[str, Operation]] = {}
 
 
 def operation(
-    method: Method, path: str, role: Role = Role.READER, *, is_long: bool = False
+    method: Method,
+    path: str,
+    role: Role = Role.READER,
+    *,
+    is_long: bool = False,
+    media: tuple[str, ...] = (),
 ) -> Callable[[Callable[..., Awaitable[R]]], Callable[..., Awaitable[R]]]:
     """Register an async function `act(call, *, ...)` as an operation. The first line of its docstring is the
     summary; its module's name is the tag."""
@@ -139,6 +148,7 @@ def operation(
             arguments,
             hints["return"],
             is_long,
+            media,
         )
         return function
 

@@ -58,7 +58,7 @@
     let answers;
     try {
       answers = await Promise.all(figures.map(async ([figure, subject]) => {
-        const query = new URLSearchParams({ figure, subject, hours });
+        const query = new URLSearchParams({ figure, subject: decodeURIComponent(subject), hours });
         const answer = await fetch(`${element.dataset.api}/history?${query}`);
         if (!answer.ok) throw new Error(String(answer.status));
         return answer.json();
@@ -149,6 +149,16 @@
     else if (event.key === "?") { const help = $("#keys"); if (help && !help.open) help.showModal(); }
   }
 
+  // --- lists that are read in parts ---
+  let goesOn = true;
+  function showGoesOn() { for (const button of $$("[data-act=more]")) button.textContent = goesOn ? "Stop" : "Go on"; }
+  function beforeRequest(event) {
+    if (document.hidden || (!goesOn && event.target.closest("[data-more]"))) event.preventDefault();
+  }
+  function onFailure(event) {
+    if (event.target.closest("[data-more]")) { goesOn = false; showGoesOn(); }
+  }
+
   // --- pages ---
   function onClick(event) {
     const act = event.target.closest("[data-act]");
@@ -157,7 +167,8 @@
     else if (act.dataset.act === "menu") {
       const open = $(".side").classList.toggle("open");
       act.setAttribute("aria-expanded", String(open));
-    } else if (act.dataset.act === "keys") $("#keys").showModal();
+    } else if (act.dataset.act === "more") { goesOn = !goesOn; showGoesOn(); }
+    else if (act.dataset.act === "keys") $("#keys").showModal();
     else if (act.dataset.act === "copy") navigator.clipboard?.writeText(act.dataset.text).then(() => { act.textContent = "Copied"; });
     else if (act.dataset.act === "all") for (const box of $$("input[type=checkbox][name=chosen]")) box.checked = act.checked;
   }
@@ -183,7 +194,8 @@
   document.addEventListener("keydown", onKey);
   document.addEventListener("click", onClick);
   document.addEventListener("change", onChange);
-  document.addEventListener("htmx:after:swap", () => showTimes(document));
-  document.addEventListener("htmx:before:request", (event) => { if (document.hidden) event.preventDefault(); });
+  document.addEventListener("htmx:after:swap", () => { showTimes(document); showGoesOn(); });
+  document.addEventListener("htmx:before:request", beforeRequest);
+  document.addEventListener("htmx:response:error", onFailure);
   if (document.readyState === "loading") document.addEventListener("DOMContentLoaded", begin); else begin();
 })();

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from starlette.responses import Response
 
+from rmq.dashboard.access.hidden import shown
 from rmq.dashboard.web.page import Page, page
 
 
@@ -27,7 +28,7 @@ async def setting(page: Page) -> Response:
     if page.is_post:
         key, value = page.form.get("name", ""), page.form.get("value", "")
         await page.perform("change_setting", broker=name, id=number, name=key, value=value)
-        return page.redirect("brokers", name, id=number, notice=f"{key} is {value} now.")
+        return page.redirect("brokers", name, id=number, notice=f"{key} is {shown(key, value)} now.")
     found = await page.perform("broker", broker=name, id=number)
     key = page.query.get("name", "")
     one = next((one for one in found.settings if one.name == key), None)

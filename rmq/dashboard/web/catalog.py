@@ -11,5 +11,4 @@ from rmq.dashboard.web import later as later
 from rmq.dashboard.web import messages as messages
 from rmq.dashboard.web import name_servers as name_servers
 from rmq.dashboard.web import overview as overview
-from rmq.dashboard.web import tail as tail
 from rmq.dashboard.web import topics as topics

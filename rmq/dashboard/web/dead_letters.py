@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import aclosing
-from typing import Literal
+from typing import Final
 
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
 
 from rmq.dashboard.errors import BadRequest
+from rmq.dashboard.stream import answer_of
 from rmq.dashboard.web.jobs import started
 from rmq.dashboard.web.page import Page, page
-from rmq.operate.messages.dead_letters import exported
+from rmq.dashboard.web.search import search_of
+
+ROWS: Final = 100
+"""Letters of a page, unless the query says otherwise."""
 
 
 @page("/dead-letters")
@@ -20,9 +22,16 @@ async def dead_letters(page: Page) -> Response:
     group = page.query.get("group", "")
     if not group:
         return page.show("dead_groups.html", groups=await page.perform("dead_letter_groups"))
-    given = {name: page.query.get(name, "") for name in ("reason", "cursor")}
-    found = await page.perform("dead_letters", group=group, **given)
-    return page.show("dead_letters.html", found=found, query={"group": group, **given}, done=None)
+    query = {name: page.query[name] for name in ("group", "reason", "cursor", "rest") if page.query.get(name)}
+    found = await page.perform(
+        "dead_letters",
+        group=group,
+        reason=query.get("reason", ""),
+        cursor=query.get("cursor", ""),
+        count=query.get("rest", ROWS),
+    )
+    search = search_of(query, len(found.rows), found.cursor, ROWS)
+    return page.show("dead_letters.html", found=found, query=query, search=search, done=None)
 
 
 @page("/dead-letters/resend", "POST")
@@ -35,26 +44,13 @@ async def resend(page: Page) -> Response:
     if not chosen:
         raise BadRequest("no letter was chosen")
     done = await page.perform("resend_dead_letters", group=group, to_topic=to_topic, ids=chosen)
-    found = await page.perform("dead_letters", group=group)
-    return page.show("dead_letters.html", found=found, query={"group": group}, done=done)
+    found, query = await page.perform("dead_letters", group=group), {"group": group}
+    search = search_of(query, len(found.rows), found.cursor, ROWS)
+    return page.show("dead_letters.html", found=found, query=query, search=search, done=done)
 
 
 @page("/dead-letters/export")
 async def export(page: Page) -> Response:
     """All letters of a group as JSON lines or CSV, as they are read."""
-    group = page.query.get("group", "")
-    forms: dict[str, Literal["jsonl", "csv"]] = {"jsonl": "jsonl", "csv": "csv"}
-    form = forms.get(page.query.get("form", "jsonl"))
-    if form is None:
-        raise BadRequest("form: jsonl or csv")
-    await page.perform("dead_letters", group=group, count=1)  # an error is a page, not the end of a file
-    kind = "application/x-ndjson" if form == "jsonl" else "text/csv; charset=utf-8"
-    name = "".join(letter if letter.isalnum() or letter in "-_" else "_" for letter in group)
-    headers = {"content-disposition": f'attachment; filename="dead-letters-{name}.{form}"'}
-    return StreamingResponse(_lines(page, group, form), media_type=kind, headers=headers)
-
-
-async def _lines(page: Page, group: str, form: Literal["jsonl", "csv"]) -> AsyncIterator[str]:
-    async with page.call() as call, aclosing(exported(call.client, group, form=form)) as lines:
-        async for line in lines:
-            yield line
+    group, form = page.query.get("group", ""), page.query.get("form", "jsonl")
+    return answer_of(await page.perform("read_dead_letters", group=group, form=form))

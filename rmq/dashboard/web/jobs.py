@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any
 
-from starlette.responses import FileResponse, Response
+from starlette.responses import Response
 
-from rmq.dashboard.errors import BadRequest, NotFound
+from rmq.dashboard.stream import answer_of
 from rmq.dashboard.web.page import Page, page
-
-KINDS: Final = {"jsonl": "application/x-ndjson", "csv": "text/csv; charset=utf-8"}
 
 
 @page("/jobs", "GET", "POST")
@@ -43,13 +41,4 @@ async def job(page: Page) -> Response:
 @page("/jobs/{job}/file")
 async def file(page: Page) -> Response:
     """The file, for the identity that started the job."""
-    found = page.desk.jobs.find(page.path("job"), page.cluster)
-    path = found.file
-    if path is None or not found.is_of(page.caller.identity):
-        raise NotFound("this job has no file for you: an export keeps it until newer exports take its place")
-    form = str(getattr(found.result, "form", ""))
-    if form not in KINDS:
-        raise BadRequest("this job has written no export")
-    group = str(getattr(found.result, "group", ""))
-    name = "".join(letter if letter.isalnum() or letter in "-_" else "_" for letter in group)
-    return FileResponse(path, media_type=KINDS[form], filename=f"dead-letters-{name}.{form}")
+    return answer_of(await page.perform("job_file", job=page.path("job")))

@@ -9,9 +9,12 @@ from starlette.responses import Response
 
 from rmq.dashboard.operations.messages import Step, TraceView
 from rmq.dashboard.web.page import Page, page
+from rmq.dashboard.web.search import search_of
 from rmq.errors import RmqError
 
 SEARCH: Final = ("topic", "since_ms", "until_ms", "tags", "text", "count", "cursor", "newest_first")
+ROWS: Final = 50
+"""Messages of a page, unless the query says otherwise."""
 PLACE: Final = ("topic", "id", "broker", "queue", "offset")
 WIDTH: Final = 900
 LANE: Final = 34
@@ -23,12 +26,16 @@ RIGHT: Final = 70
 async def messages(page: Page) -> Response:
     """The search: by key when one is given, else by time."""
     query = {name: value for name, value in page.query.items() if value}
-    found, rows = None, None
+    found, rows, search = None, None, None
     if query.get("topic") and query.get("key"):
         rows = await page.perform("messages_by_key", topic=query["topic"], key=query["key"])
     elif query.get("topic"):
-        found = await page.perform("messages", **{key: query[key] for key in SEARCH if key in query})
-    return page.show("messages.html", found=found, rows=rows, query=query)
+        given = {key: query[key] for key in SEARCH if key in query}
+        if "rest" in query:
+            given["count"] = query["rest"]
+        found = await page.perform("messages", **given)
+        search = search_of(query, len(found.rows), found.cursor, ROWS)
+    return page.show("messages.html", found=found, rows=rows, query=query, search=search)
 
 
 @page("/messages/show")

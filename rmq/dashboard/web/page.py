@@ -17,8 +17,7 @@ from rmq.dashboard.access.sessions import Notice
 from rmq.dashboard.desk import Caller, Desk, address_of
 from rmq.dashboard.errors import BadRequest, Problem, problem_of, status_of
 from rmq.dashboard.operations.operation import Call
-from rmq.dashboard.paths import path_value, quoted_path
-from rmq.dashboard.web.render import link
+from rmq.dashboard.paths import link, path_value, quoted_path
 from rmq.errors import RmqError
 
 NAVIGATION: Final = (
@@ -70,8 +69,9 @@ class Page:
 
     @property
     def here(self) -> str:
-        """The path of this page, quoted, for a link back."""
-        return quoted_path(self.request)
+        """The path of this page, quoted, and the query of a page that changes nothing, for a link back."""
+        query = "" if self.is_post else self.request.url.query
+        return quoted_path(self.request) + (f"?{query}" if query else "")
 
     def path(self, name: str) -> str:
         """A part of the URL's path."""

@@ -5,23 +5,17 @@ from __future__ import annotations
 import pathlib
 from datetime import UTC, datetime
 from typing import Any, Final
-from urllib.parse import quote, urlencode
+from urllib.parse import urlencode
 
 import msgspec
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
+from rmq.dashboard.paths import link
 from rmq.printable import counted, printable_lines
 
 FOLDER: Final = pathlib.Path(__file__).parent.parent
 STATIC: Final = FOLDER / "static"
-
-
-def link(*segments: object, **query: object) -> str:
-    """The path of a page: each segment and each value of the query is quoted; empty values are left out."""
-    path = "/" + "/".join(quote(str(segment), safe="") for segment in segments)
-    given = {name: value for name, value in query.items() if value not in ("", None, False)}
-    return f"{path}?{urlencode(given)}" if given else path
 
 
 def page_link(path: str, query: dict[str, object], page: int) -> str:

@@ -19,10 +19,10 @@ from rmq.dashboard.access.sessions import Identity
 from rmq.dashboard.desk import Caller, Desk, address_of
 from rmq.dashboard.errors import INTERNAL, Forbidden, LoginNeeded, NotFound, Problem, problem_of, status_of
 from rmq.dashboard.logins import NOBODY
-from rmq.dashboard.paths import path_of, path_value, quoted_path
+from rmq.dashboard.paths import link, path_of, path_value
 from rmq.dashboard.web import catalog as catalog
 from rmq.dashboard.web.page import PAGES, Handler, Page, read_form, theme_of
-from rmq.dashboard.web.render import STATIC, environment, link
+from rmq.dashboard.web.render import STATIC, environment
 from rmq.errors import RmqError
 from rmq.printable import printable
 
@@ -91,17 +91,14 @@ def _endpoint(desk: Desk, templates: Environment, handler: Handler) -> Endpoint:
             if isinstance(error, LoginNeeded) and caller.identity is NOBODY and request.method == "GET":
                 if request.headers.get("hx-request", "") == "true":
                     return Response(headers={"hx-refresh": "true"})  # the whole page goes to the login
-                return RedirectResponse(link("login", next=_here(request)), 303)
+                here = Page(desk, request, templates, caller, cluster).here
+                return RedirectResponse(link("login", next=here), 303)
             return Page(desk, request, templates, caller, cluster).error(error)
         except Exception:
             log.exception("%s %s failed", request.method, printable(path_of(request)))
             return Page(desk, request, templates, caller, cluster).failed(INTERNAL, 500)
 
     return endpoint
-
-
-def _here(request: Request) -> str:
-    return quoted_path(request) + (f"?{request.url.query}" if request.url.query else "")
 
 
 def _login(desk: Desk, templates: Environment) -> Endpoint:

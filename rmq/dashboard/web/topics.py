@@ -7,6 +7,7 @@ from starlette.responses import Response
 from rmq.dashboard.errors import Conflict
 from rmq.dashboard.operations.figures import ABSENT
 from rmq.dashboard.operations.topics import TopicPart
+from rmq.dashboard.stream import answer_of
 from rmq.dashboard.web.page import Page, page
 
 TARGET = ("broker", "hide_unread")
@@ -119,3 +120,16 @@ async def send(page: Page) -> Response:
             properties={key.strip(): value.strip() for key, _, value in lines},
         )
     return page.show("send.html", name=name, sent=sent, form=page.form)
+
+
+@page("/topics/{topic}/tail")
+async def tail(page: Page) -> Response:
+    """The live tail, which opens the stream."""
+    return page.show("tail.html", name=page.path("topic"), query=dict(page.query))
+
+
+@page("/topics/{topic}/events")
+async def events(page: Page) -> Response:
+    """The stream of the live tail."""
+    given = {name: page.query[name] for name in ("tags", "text", "limit") if page.query.get(name)}
+    return answer_of(await page.perform("tail", topic=page.path("topic"), **given))

@@ -154,13 +154,15 @@ async def test_an_export_is_kept_as_a_file_for_the_identity_that_made_it(tmp_pat
             file = await otto.get(f"/c/test/jobs/{job}/file")
             assert f'filename="dead-letters-billing.{form}"' in file.headers["content-disposition"]
             assert len(file.text.splitlines()) == LETTERS + (form == "csv")
+            assert (await otto.http.get(f"{API}/jobs/{job}/file")).text == file.text
             assert (await _job(otto, job))["result"]["letters"] == LETTERS
         assert "body" in file.text.splitlines()[0]
         assert (await made.browser().http.get(f"{API}/jobs/{job}")).status_code == 404
         for other in (rita, olga):
             seen = await _job(other, job)
             assert (seen["state"], seen["result"], seen["has_file"]) == ("done", None, False)
-            assert (await other.get(f"/c/test/jobs/{job}/file")).status_code == 404
+            for path in (f"/c/test/jobs/{job}/file", f"{API}/jobs/{job}/file"):
+                assert (await other.http.get(path)).status_code == 404
         assert (await _cancel(rita, job)).status_code == 403
         assert (await _cancel(olga, job)).status_code == 403
         assert (await _cancel(await _admin(made), job)).status_code == 200

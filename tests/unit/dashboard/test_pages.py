@@ -19,7 +19,7 @@ from starlette.requests import ClientDisconnect
 
 from rmq.client.observability.trace import MessageTrace
 from rmq.dashboard.errors import TooMany
-from rmq.dashboard.web.tail import STREAMS, STREAMS_OF_ONE, Streams
+from rmq.dashboard.operations.tail import STREAMS, STREAMS_OF_ONE, Streams
 from rmq.message import Message, StoredMessage
 from rmq.testing.cluster import Cluster
 from tests.unit.dashboard.site import consumed
@@ -226,7 +226,7 @@ async def test_members_are_shown_with_their_stacks_and_check() -> None:
     async with shop() as made, made.cluster.connect(client_id="10.0.0.7@worker<b>") as client:
         admin = await made.admin()
         async with (
-            client.consumer("billing", {"Orders": "*"}) as consumer,
+            client.consumer("billing", {"Orders": "paid || open"}) as consumer,
             anyio.create_task_group() as tasks,
         ):
             tasks.start_soon(consumer.run, lambda message: None)
@@ -238,6 +238,7 @@ async def test_members_are_shown_with_their_stacks_and_check() -> None:
             member = await admin.get(html.unescape(path[1]))
             assert member.status_code == 200
             assert "Stack" in text_of(member.text)
+            assert "Orders paid || open TAG" in text_of(member.text)
             assert (await admin.get("/c/test/groups/billing/check")).status_code == 200
             tasks.cancel_scope.cancel()
 

@@ -13,5 +13,6 @@ from rmq.dashboard.operations import messages as messages
 from rmq.dashboard.operations import name_servers as name_servers
 from rmq.dashboard.operations import offsets as offsets
 from rmq.dashboard.operations import overview as overview
+from rmq.dashboard.operations import tail as tail
 from rmq.dashboard.operations import topics as topics
 from rmq.dashboard.operations.operation import OPERATIONS as OPERATIONS

@@ -5,20 +5,19 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import AsyncIterator, Hashable
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import anyio
+import msgspec
 from attrs import define, field
-from starlette.responses import Response, StreamingResponse
-from starlette.types import Receive, Scope, Send
 
 from rmq.client.admin.messages import TOOLS_GROUP
 from rmq.client.reading.pull_consumer import PullConsumer
-from rmq.dashboard.access.roles import Role
-from rmq.dashboard.errors import BadRequest, TooMany
+from rmq.dashboard.errors import TooMany
 from rmq.dashboard.operations.messages import preview_of
-from rmq.dashboard.operations.operation import check_role
-from rmq.dashboard.web.page import Page, page
+from rmq.dashboard.operations.operation import Call, operation
+from rmq.dashboard.paths import link
+from rmq.dashboard.stream import EVENTS, Stream
 from rmq.errors import NETWORK_ERRORS, RmqError
 from rmq.message import MessageQueue, StoredMessage
 from rmq.printable import printable_lines
@@ -29,7 +28,6 @@ SHOWN_MAX: Final = 50
 STREAMS_MAX: Final = 20
 STREAMS_OF_ONE: Final = 8
 PING_LOOKS: Final = 30
-LIMIT_DIGITS: Final = 9
 
 
 @define
@@ -55,43 +53,29 @@ class Streams:
 STREAMS: Final = Streams()
 
 
-@page("/topics/{topic}/tail")
-async def tail(page: Page) -> Response:
-    """The page, which opens the stream."""
-    return page.show("tail.html", name=page.path("topic"), query=dict(page.query))
+@operation("GET", "/topics/{topic}/events", media=(EVENTS,))
+async def tail(
+    call: Call,
+    *,
+    topic: str,
+    tags: Annotated[str, msgspec.Meta(description="Tags, as in a subscription: a || b.")] = "*",
+    text: Annotated[str, msgspec.Meta(description="Only bodies that contain this text.")] = "",
+    limit: Annotated[int, msgspec.Meta(ge=0, le=10**9, description="End after so many; 0: no end.")] = 0,
+) -> Stream:
+    """The messages that come into a topic from now on, as server-sent events; no group is joined.
+
+    Events are `message`, `skipped` with a number of messages that were too many at once, and `problem` with
+    the error that has ended the stream.
+    """
+    identity = call.identity.key
+    STREAMS.enter(identity)
+    lines = _events(call, topic, tags.strip() or "*", text.encode(), limit)
+    return Stream(EVENTS, lines, release=lambda: STREAMS.leave(identity))
 
 
-@page("/topics/{topic}/events")
-async def events(page: Page) -> Response:
-    """The stream."""
-    check_role(page.caller.identity, Role.READER)
-    limit = page.query.get("limit", "0")
-    if not limit.isdecimal() or len(limit) > LIMIT_DIGITS:
-        raise BadRequest("limit: a number of messages is needed")
-    STREAMS.enter(page.caller.identity.key)
-    return Tail(page, int(limit))
-
-
-class Tail(StreamingResponse):
-    """The stream as a response, which gives its place back even when its viewer is gone before it begins."""
-
-    def __init__(self, page: Page, limit: int) -> None:
-        headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
-        super().__init__(_events(page, limit), media_type="text/event-stream", headers=headers)
-        self._identity = page.caller.identity.key
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            await super().__call__(scope, receive, send)
-        finally:
-            STREAMS.leave(self._identity)
-
-
-async def _events(page: Page, limit: int) -> AsyncIterator[str]:
-    topic, tags = page.path("topic"), page.query.get("tags", "").strip() or "*"
-    pattern = page.query.get("text", "").encode()
+async def _events(call: Call, topic: str, tags: str, pattern: bytes, limit: int) -> AsyncIterator[str]:
     try:
-        async with page.call() as call, call.client.pull_consumer(TOOLS_GROUP) as pulls:
+        async with call.opened() as own, own.client.pull_consumer(TOOLS_GROUP) as pulls:
             watch = Watch(pulls, topic, tags, pattern)
             await watch.begin()
             yield "retry: 3000\n: open\n\n"
@@ -100,7 +84,7 @@ async def _events(page: Page, limit: int) -> AsyncIterator[str]:
                 shown = await watch.look()
                 for message in shown[-SHOWN_MAX:]:
                     sent += 1
-                    yield _event("message", _row(page, message))
+                    yield _event("message", _row(call.cluster, message))
                 if len(shown) > SHOWN_MAX:
                     yield _event("skipped", len(shown) - SHOWN_MAX)
                 looks += 1
@@ -115,9 +99,9 @@ def _event(name: str, value: Any) -> str:
     return f"event: {name}\ndata: {json.dumps(value)}\n\n"
 
 
-def _row(page: Page, message: StoredMessage) -> dict[str, Any]:
+def _row(cluster: str, message: StoredMessage) -> dict[str, Any]:
     place = {"topic": message.topic, "broker": message.broker_name}
-    href = page.to("messages", "show", **place, queue=message.queue_id, offset=message.queue_offset)
+    place |= {"queue": str(message.queue_id), "offset": str(message.queue_offset)}
     return {
         "broker": printable_lines(message.broker_name),
         "queue": message.queue_id,
@@ -126,7 +110,7 @@ def _row(page: Page, message: StoredMessage) -> dict[str, Any]:
         "tags": printable_lines(message.tags or ""),
         "keys": printable_lines(" ".join(message.keys)),
         "preview": printable_lines(preview_of(message.body)),
-        "href": href,
+        "href": link("c", cluster, "messages", "show", **place),
     }
 
 

@@ -22,7 +22,7 @@ from rmq.protocol.codes import RequestCode, ResponseCode
 from rmq.protocol.command import Command
 from rmq.testing.cluster import Cluster
 
-from .site import BASE, LINK, roles_file, site, text_of
+from ..site import BASE, LINK, roles_file, site, text_of
 
 SHOP = ("shop-a",)
 PASSWORD = "correct horse"

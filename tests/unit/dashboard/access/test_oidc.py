@@ -6,6 +6,7 @@ import base64
 import hashlib
 import pathlib
 import re
+import textwrap
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any, Final
@@ -34,8 +35,9 @@ from rmq.dashboard.access.roles import Role
 from rmq.errors import ConfigError
 from rmq.testing.cluster import Cluster
 
-from .site import Browser, Site, roles_file, site, text_of
+from ..site import Browser, Site, roles_file, site, text_of
 
+ROOT: Final = pathlib.Path(__file__).parents[4]
 ISSUER: Final = "https://login.example.com/realms/shop"
 SETTINGS: Final = OidcSettings(
     issuer=ISSUER,
@@ -314,6 +316,16 @@ def test_the_file_is_read_with_the_secret_beside_it(tmp_path: pathlib.Path) -> N
     assert found.role_of({"groups": ["guests", "chiefs"]}) is Role.ADMIN
     assert found.role_of({}) is Role.READER
     assert "of-the-client" not in repr(found)
+
+
+def test_the_file_of_the_docs_is_a_right_one(tmp_path: pathlib.Path) -> None:
+    page = (ROOT / "docs" / "dashboard.md").read_text("utf-8")
+    (block,) = (part for part in page.split("\n\n") if part.startswith("    issuer:"))
+    (tmp_path / "oidc-secret.txt").write_text("of-the-client\n")
+    found = read_oidc(roles_file(tmp_path, textwrap.dedent(block)))
+
+    assert found.role_of({"groups": ["rmq-admins"]}) is Role.ADMIN
+    assert found.role_of({}) is Role.READER
 
 
 @pytest.mark.parametrize(
