@@ -2,11 +2,13 @@
 
 A sample is (cluster, figure, subject, time, value): for example the figure `group_lag` of the subject
 `billing`. Samples are kept for `FINE_HOURS`, after that a sample for every `COARSE_SECONDS`, for `days` days
-in all.
+in all. Without a file there are at most `ROWS_IN_MEMORY`: of more, all samples but those of the last hour are
+thinned out, and then the oldest samples go.
 """
 
 from __future__ import annotations
 
+import math
 import pathlib
 import sqlite3
 from collections.abc import Iterable
@@ -20,6 +22,12 @@ FINE_HOURS: Final = 24
 COARSE_SECONDS: Final = 300
 DAY_MS: Final = 86_400_000
 POINTS_MAX: Final = 720
+HOUR_MS: Final = 3_600_000
+ROWS_IN_MEMORY: Final = 750_000
+"""Samples without a file: about 30 MiB."""
+SERIES_MAX: Final = 10_000
+"""Figures of subjects of all clusters. Of more, those that were not sampled for the longest time go: anyone
+may make groups under new names."""
 
 _TABLES: Final = """
 CREATE TABLE IF NOT EXISTS series (
@@ -58,8 +66,11 @@ class HistoryError(RmqError):
 class History:
     """The samples of all clusters. Its methods may be called in any thread, one at a time."""
 
-    def __init__(self, path: pathlib.Path | None = None, days: int = 14) -> None:
-        self._days = days
+    def __init__(
+        self, path: pathlib.Path | None = None, days: int = 14, rows_max: int = ROWS_IN_MEMORY
+    ) -> None:
+        """`rows_max` is the bound without a file."""
+        self._days, self._rows_max = days, math.inf if path is not None else rows_max
         try:
             if path is not None:
                 path.parent.mkdir(parents=True, exist_ok=True)
@@ -74,7 +85,7 @@ class History:
             (cluster, figure, subject): number
             for number, cluster, figure, subject in self._db.execute("SELECT * FROM series")
         }
-        self._thinned_at = 0
+        self._thinned_at, self._rows = 0, 0
 
     def close(self) -> None:
         """Close the file."""
@@ -86,8 +97,11 @@ class History:
             self._db.execute("BEGIN")
             rows = [(self._id(cluster, one), at_ms, one.value) for one in samples]
             self._db.executemany("INSERT OR REPLACE INTO samples VALUES (?, ?, ?)", rows)
-            if at_ms - self._thinned_at > 3_600_000:
+            self._rows += len(rows)
+            if at_ms - self._thinned_at > HOUR_MS or len(self._ids) > 2 * SERIES_MAX:
                 self._thin(at_ms)
+            if self._rows > self._rows_max:
+                self._bound(at_ms)
             self._db.execute("COMMIT")
         except sqlite3.Error as error:
             if self._db.in_transaction:
@@ -107,21 +121,50 @@ class History:
         return number
 
     def _thin(self, now_ms: int) -> None:
-        """Remove old samples, and thin out samples of more than a day to a sample for each
-        `COARSE_SECONDS`."""
+        """Remove old samples, thin out samples of more than a day, and remove series that have none, or are
+        too many. Each statement is short: a page that reads at the same time waits for one at most."""
+        self._remove(now_ms - self._days * DAY_MS)
+        fine = now_ms - FINE_HOURS * HOUR_MS
+        self._coarsen(self._thinned_at - FINE_HOURS * HOUR_MS, fine)
         self._thinned_at = now_ms
-        self._db.execute("DELETE FROM samples WHERE at < ?", (now_ms - self._days * DAY_MS,))
-        fine = now_ms - FINE_HOURS * 3_600_000
-        self._db.execute(
-            "DELETE FROM samples WHERE at < ? AND at > ? AND EXISTS (SELECT 1 FROM samples AS earlier WHERE "
-            "earlier.series = samples.series AND earlier.at < samples.at AND "
-            "earlier.at / ? = samples.at / ?)",
-            (fine, fine - 2 * DAY_MS, COARSE_SECONDS * 1000, COARSE_SECONDS * 1000),
-        )
+        last = {
+            key: self._db.execute("SELECT MAX(at) FROM samples WHERE series = ?", (number,)).fetchone()[0]
+            for key, number in self._ids.items()
+        }
+        newest = sorted((key for key, at in last.items() if at is not None), key=lambda key: -last[key])
+        for key in self._ids.keys() - newest[:SERIES_MAX]:
+            number = self._ids.pop(key)
+            self._db.execute("DELETE FROM samples WHERE series = ?", (number,))
+            self._db.execute("DELETE FROM series WHERE id = ?", (number,))
+        self._count()
 
-    def subjects(self, cluster: str, figure: str) -> list[str]:
-        """The subjects that a figure is known of."""
-        return sorted(subject for name, kind, subject in self._ids if (name, kind) == (cluster, figure))
+    def _bound(self, now_ms: int) -> None:
+        """Thin out all but the last hour; if that is not enough, remove the oldest samples."""
+        self._coarsen(0, now_ms - HOUR_MS)
+        self._count()
+        while self._rows > 0.9 * self._rows_max:
+            (oldest,) = self._db.execute("SELECT MIN(at) FROM samples").fetchone()
+            self._remove(oldest + max((now_ms - oldest) // 10, 1))
+            self._count()
+
+    def _count(self) -> None:
+        (self._rows,) = self._db.execute("SELECT COUNT(*) FROM samples").fetchone()
+
+    def _remove(self, before_ms: int) -> None:
+        """Remove the samples before a time."""
+        for number in self._ids.values():
+            self._db.execute("DELETE FROM samples WHERE series = ? AND at < ?", (number, before_ms))
+
+    def _coarsen(self, since_ms: int, until_ms: int) -> None:
+        """Leave a sample for each `COARSE_SECONDS`, the first one, between two times."""
+        step = COARSE_SECONDS * 1000
+        span = max(since_ms, 0) // step * step, until_ms // step * step
+        for number in self._ids.values():
+            self._db.execute(
+                "DELETE FROM samples WHERE series = ? AND at >= ? AND at < ? AND at NOT IN "
+                "(SELECT MIN(at) FROM samples WHERE series = ? AND at >= ? AND at < ? GROUP BY at / ?)",
+                (number, *span, number, *span, step),
+            )
 
     def read(self, cluster: str, figure: str, subject: str, since_ms: int, until_ms: int) -> Series:
         """The points of a span of time, at most `POINTS_MAX`: of more, the mean of each step."""

@@ -18,7 +18,6 @@ from rmq.dashboard.api.openapi import description
 from rmq.dashboard.catalog import OPERATIONS
 from rmq.dashboard.clusters import Cache
 from rmq.dashboard.errors import status_of
-from rmq.dashboard.history.history import History, Sample
 from rmq.errors import NoRoute, NotNameServers, RequestTimeout, RmqError, Unreachable
 from rmq.message import Message
 from rmq.protocol.codes import RequestCode
@@ -195,22 +194,6 @@ async def test_a_failure_inside_shows_no_traceback(monkeypatch: pytest.MonkeyPat
 
 
 # --- history ---
-
-
-def test_points_are_thinned_out_and_forgotten() -> None:
-    history, hour = History(days=2), 3_600_000
-    for at in range(0, 72 * hour, 60_000):
-        history.add("test", at, [Sample("cluster_in", "", 1.0)])
-    history.add("test", 72 * hour, [Sample("cluster_in", "", 3.0)])
-
-    whole = history.read("test", "cluster_in", "", 0, 72 * hour)
-    assert whole.times[0] >= 23 * hour
-    assert len(whole.times) <= 721
-    last = history.read("test", "cluster_in", "", 71 * hour, 72 * hour)
-    assert len(last.times) == 61
-    assert last.values[-1] == 3.0
-    early = history.read("test", "cluster_in", "", 24 * hour, 25 * hour)
-    assert len(early.times) <= 13
 
 
 @pytest.mark.parametrize(
