@@ -70,7 +70,9 @@ def test_controllers_show_their_sets_and_a_button_hands_the_master_over(
         assert "slave" in replica.inner_text()
 
         button.click()
+        page.wait_for_url(re.compile("/jobs/[0-9a-f]+$"))
         page.locator(".note.good").wait_for(timeout=60_000)
+        assert "is the master in epoch" in main_of(page)
         assert faults_of(page, "handed-over") == []
         page.goto("/c/default/controllers")
         assert "master" in page.locator("tr", has_text=address).inner_text()

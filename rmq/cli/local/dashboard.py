@@ -74,8 +74,8 @@ def dashboard(
 ) -> None:
     """Serve pages and an HTTP API to see a cluster and to work on it. Ctrl-C ends it.
 
-    Without a login it is read-only, and only on loopback. Users log in with an account of the cluster, or with
-    a name of --roles; see docs/dashboard.md.
+    Without a login it is read-only, and only on loopback. Users log in with an account of the cluster, or
+    with a name of --roles; see docs/dashboard.md.
     """
     check_installed()
     if new_password or new_token:

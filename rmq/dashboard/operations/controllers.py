@@ -160,7 +160,7 @@ class Outcome:
     text: str
 
 
-@operation("POST", "/controllers/{broker}/hand-over", Role.ADMIN)
+@operation("POST", "/controllers/{broker}/hand-over", Role.ADMIN, is_long=True)
 async def hand_over(
     call: Call,
     *,
@@ -170,6 +170,7 @@ async def hand_over(
     ] = 0,
 ) -> Outcome:
     """Make another replica in sync the master of a set, and wait for it."""
+    call.progress.report(0, note="the master steps down when all its messages are in sync")
     async with call.controllers(await addresses(call)) as found:
         done = await found.hand_over(broker, number, HAND_OVER_SECONDS)
     return Outcome(done.is_done, done.text)

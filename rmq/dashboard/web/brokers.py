@@ -5,6 +5,7 @@ from __future__ import annotations
 from starlette.responses import Response
 
 from rmq.dashboard.access.hidden import shown
+from rmq.dashboard.web.jobs import started
 from rmq.dashboard.web.page import Page, page
 
 
@@ -50,9 +51,8 @@ async def act(page: Page) -> Response:
 
 @page("/controllers", "GET", "POST")
 async def controllers(page: Page) -> Response:
-    """The state; a hand-over."""
-    done = None
+    """The state; a form starts a hand-over."""
     if page.is_post:
         broker, number = page.form.get("broker", ""), page.form.get("number", "0")
-        done = await page.perform("hand_over", broker=broker, number=number)
-    return page.show("controllers.html", found=await page.perform("controllers"), done=done)
+        return await started(page, "hand_over", broker=broker, number=number)
+    return page.show("controllers.html", found=await page.perform("controllers"))

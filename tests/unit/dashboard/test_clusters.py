@@ -47,8 +47,10 @@ async def test_controllers_and_a_set_are_shown_and_its_master_is_handed_over(
             refused = await made.browser().post("/c/test/controllers", broker="s", number="2")
             assert refused.status_code == 401
             done = await admin.post("/c/test/controllers", broker="s", number="2")
-            assert done.status_code == 200, text_of(done.text)
+            assert done.status_code == 303, text_of(done.text)
             assert (await found.until(master=2))["master"] == 2
+            await trio.sleep(2.0)
+            assert "s 2 is the master in epoch" in text_of((await admin.get(done.headers["location"])).text)
             api = (await admin.http.get("/api/v1/clusters/test/controllers")).json()
             (one,) = api["sets"]
             assert [row["number"] for row in one["replicas"] if row["is_master"]] == [2]
@@ -62,7 +64,9 @@ async def test_controllers_and_a_set_are_shown_and_its_master_is_handed_over(
             assert elected.status_code == 200, elected.text
             await found.until(master=1)
             missing = await admin.post("/c/test/controllers", broker="nobody", number="0")
-            assert "nobody" in text_of(missing.text)
+            await trio.sleep(2.0)
+            text = text_of((await admin.get(missing.headers["location"])).text)
+            assert "the controllers know no broker set nobody" in text
 
 
 async def test_controllers_are_shown_while_no_broker_of_the_cluster_answers(
