@@ -118,6 +118,11 @@ def validate_topic(topic: str) -> str:
         raise InvalidType("topic", topic, "the name of a topic as text") from None
 
 
+def is_topic(name: str) -> bool:
+    """True if a topic may have this name."""
+    return len(name) <= NAME_LENGTH_MAX and _NAME.fullmatch(name) is not None
+
+
 def validate_group(group: str) -> str:
     """Return `group`. Raises as `validate_topic`, but for a name of more than 120 characters: its retry topic
     ``%RETRY%group`` would have more than the 127 characters of a topic, so its messages could not be

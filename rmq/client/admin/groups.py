@@ -19,7 +19,7 @@ from rmq.errors import (
     SystemFailure,
     for_code,
 )
-from rmq.message import MessageQueue, dlq_topic, retry_topic, validate_group
+from rmq.message import MessageQueue, dlq_topic, is_topic, retry_topic, validate_group
 from rmq.protocol.bodies import (
     ConsumerConnection,
     ConsumerRunningInfo,
@@ -209,20 +209,18 @@ class Groups(Cluster):
         deleted too. Return the addresses."""
         header = DeleteSubscriptionGroupRequestHeader(group, remove_offset)
         addresses = await self.broker_addresses(cluster=cluster, broker=broker)
+        # RocketMQ's brokers take a group under any name, and refuse to delete a topic under some of them.
+        own = [topic for topic in (retry_topic(group), dlq_topic(group)) if not broker and is_topic(topic)]
 
         async def delete(address: str) -> None:
             await self._ask(address, RequestCode.DELETE_SUBSCRIPTIONGROUP, header)
-            if not broker:
-                for topic in (retry_topic(group), dlq_topic(group)):
-                    await self._ask(
-                        address, RequestCode.DELETE_TOPIC_IN_BROKER, DeleteTopicRequestHeader(topic)
-                    )
+            for topic in own:
+                await self._ask(address, RequestCode.DELETE_TOPIC_IN_BROKER, DeleteTopicRequestHeader(topic))
 
         await each(addresses, delete)
-        if not broker:
-            for topic in (retry_topic(group), dlq_topic(group)):
-                names = DeleteTopicFromNamesrvRequestHeader(topic, cluster or None)
-                await self._ask_name_servers(RequestCode.DELETE_TOPIC_IN_NAMESRV, names)
+        for topic in own:
+            names = DeleteTopicFromNamesrvRequestHeader(topic, cluster or None)
+            await self._ask_name_servers(RequestCode.DELETE_TOPIC_IN_NAMESRV, names)
         return addresses
 
     async def groups_of_topic(self, topic: str) -> list[str]:

@@ -5,15 +5,19 @@ from __future__ import annotations
 
 import html
 import re
+from typing import Any
 from urllib.parse import parse_qs, urljoin, urlsplit
 
 import pytest
 
+from rmq.client.admin import Admin
 from rmq.dashboard.paths import DOTS, link
+from rmq.protocol.codes import RequestCode
 from rmq.testing.cluster import Cluster
 
 from .site import site, text_of
 
+DELETIONS = (RequestCode.DELETE_SUBSCRIPTIONGROUP, RequestCode.DELETE_TOPIC_IN_BROKER)
 GROUP_PAGES = ("", "edit", "delete", "reset", "copy", "check")
 
 
@@ -83,3 +87,23 @@ async def test_a_topic_and_a_group_of_odd_characters_have_all_their_pages() -> N
             assert "Stored in" in text_of(sent.text)
             deleted = await admin.post(link("c", "test", "topics", name, "delete"), confirm=name)
             assert deleted.status_code == 303
+
+
+@pytest.mark.parametrize(("group", "topics"), [("team/one", 0), ("team-one", 2)])
+async def test_a_group_whose_name_no_topic_may_have_is_deleted_alone(
+    monkeypatch: pytest.MonkeyPatch, group: str, topics: int
+) -> None:
+    async with Cluster("shop-a") as cluster, cluster.connect() as client:
+        asked: list[RequestCode] = []
+        original = Admin._ask
+
+        async def ask(self: Admin, address: str, code: RequestCode, *rest: Any, **more: Any) -> Any:
+            if code in DELETIONS:
+                asked.append(code)
+                return None
+            return await original(self, address, code, *rest, **more)
+
+        monkeypatch.setattr(Admin, "_ask", ask)
+        await client.admin.delete_group(group)
+
+    assert asked == [DELETIONS[0], *[DELETIONS[1]] * topics]
