@@ -92,7 +92,7 @@ def faults_of(page: Any, name: str) -> list[str]:
     axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
     wide, faults = page.viewport_size, []
     for scheme in ("light", "dark"):
-        page.emulate_media(color_scheme=scheme)
+        page.emulate_media(color_scheme=scheme, reduced_motion="reduce")  # no colours on their way
         page.wait_for_timeout(200)
         found = axe.run(page, options={"resultTypes": ["violations"]}).response["violations"]
         faults += [

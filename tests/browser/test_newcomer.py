@@ -86,5 +86,5 @@ def test_a_visitor_without_a_login_reads_only(dev: Dev, chromium: Any, watcher: 
     page.goto("/c/dev/new-topic")
     page.get_by_label("Name", exact=True).fill("Sneaked")
     page.get_by_role("button", name="Create").click()
-    assert "no user has logged in" in page.locator("main").inner_text()
+    assert "this needs the role operator: log in first" in page.locator("main").inner_text()
     context.close()
