@@ -39,6 +39,9 @@ CELLS = {"docs/notebooks.md"}
 FRAGMENTS = {"docs/consumers.md", "docs/tls.md"}
 """Each block is a part of an async function."""
 
+FILES = {"web.py": ("docs/fastapi.md", 0)}
+"""Blocks that another block imports: page and number, by file."""
+
 BEFORE = {
     "docs/tls.md": """
         import rmq
@@ -292,6 +295,8 @@ def test_the_programs_of_the_pages(checker: Checker, tmp_path: pathlib.Path) -> 
             name = re.sub(r"\W", "_", page.removesuffix(".md"))
             (tmp_path / f"{name}_{number}.py").write_text(program)
             count += 1
+    for name, (page, number) in FILES.items():
+        (tmp_path / name).write_text(programs(page)[number])
     assert count > 40
     found, said = checker(tmp_path)
     assert not found, said

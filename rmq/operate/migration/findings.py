@@ -112,6 +112,13 @@ def _attributes(brokers: Iterable[BrokerTables]) -> Iterator[Finding]:
         elif (name, value) == ("queue.type", "BatchCQ"):
             todo = "their queue files cannot be read: make an ordinary topic and move the producers there"
             yield Finding("stop", "topics", f"topics with queues of batches, {what}", todo)
+        elif name == "message.type" and value != "MIXED":
+            todo = (
+                "rmq's brokers check the type of each message, RocketMQ's only in the proxy: if clients"
+                " send other types by remoting, set message.type=MIXED at rmq's broker (`mqadmin updateTopic"
+                " -a +message.type=MIXED` of 5.x); RocketMQ takes MIXED with enableMixedMessageType=true"
+            )
+            yield Finding("act", "topics", what, todo)
         elif name in _KNOWN_ATTRIBUTES:
             yield Finding("note", "topics", what, "nothing: the attribute means the same here")
         elif (name, value) not in (("cleanup.policy", "DELETE"), ("queue.type", "SimpleCQ")):

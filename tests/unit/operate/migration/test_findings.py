@@ -86,7 +86,7 @@ def test_topics_of_5() -> None:
     kinds = {
         "Plain": None,
         "Fifo": {"message.type": "FIFO"},
-        "Delay": {"message.type": "DELAY"},
+        "Mixed": {"message.type": "MIXED"},
         "Compact": {"cleanup.policy": "COMPACTION"},
         "Batches": {"queue.type": "BatchCQ"},
         "Kept": {"other": "value"},
@@ -101,10 +101,12 @@ def test_topics_of_5() -> None:
         "topics: compacted topics, cleanup.policy=COMPACTION: Compact",
         "topics: topics with queues of batches, queue.type=BatchCQ: Batches",
     ]
+    assert [one for one in texts(all_found, "act") if "message.type" in one] == [
+        "topics: message.type=FIFO: Fifo"
+    ]
     notes = [one for one in all_found if one.level == "note" and one.where == "topics"]
     assert [(one.what, one.what_to_do.partition(":")[0]) for one in notes] == [
-        ("message.type=DELAY: Delay", "nothing"),
-        ("message.type=FIFO: Fifo", "nothing"),
+        ("message.type=MIXED: Mixed", "nothing"),
         ("other=value: Kept", "the attribute is kept, and has no effect"),
     ]
 
