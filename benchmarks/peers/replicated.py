@@ -8,6 +8,7 @@ of three replicas is out of sync; `nats` writes to a stream of three replicas, o
 
 from __future__ import annotations
 
+import contextlib
 import re
 import socket
 import time
@@ -45,12 +46,16 @@ class NatsReplicated(Nats):
     replicas = len(NODES)
 
     def open(self) -> None:
-        until = time.monotonic() + WAIT_SECONDS
+        until, told = time.monotonic() + WAIT_SECONDS, b"no answer"
         self.hello()
-        while not (leader := _LEADER.search(told := self.make_stream(self.topic))):
+        self.sock.settimeout(2.0)  # a cluster that has no leader yet does not answer
+        while not (leader := _LEADER.search(told)):
             if time.monotonic() > until:
                 raise ValueError(told)
             time.sleep(0.5)
+            with contextlib.suppress(TimeoutError):
+                told = self.make_stream(self.topic)
+        self.sock.settimeout(20.0)
         if int(leader[1]) != self.sock.getpeername()[1]:
             self.sock.close()
             self.sock = socket.create_connection(("127.0.0.1", int(leader[1])), 20)

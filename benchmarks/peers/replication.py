@@ -14,11 +14,13 @@ from benchmarks.peers.sets import REPLICATED, SYNCED, is_given, set_started
 from benchmarks.peers.turns import Figures, Row, Work, by_turns, rows_of, run_load
 
 FIRST_PORT, DISTANCE = 27_500, 40
+WARM_ROUNDS = 2
 OURS = "rmq, 1 slave"
 WORKS = (
     Work("one at a time", 1),
     Work("256 in flight, each by itself", 256),
     Work("1024 in flight, 32 in a request", 1024, 32),
+    Work("1024 in flight, 256 in a request", 1024, 256),
 )
 
 
@@ -39,6 +41,6 @@ def rows(given: dict[str, str], options: argparse.Namespace) -> list[Row]:
                 numbers = options.size, work.window, work.batch, work.connections, work.queues
                 return run_load(server, "replicated", server.port, *numbers, 1.0, options.seconds)
 
-            results = by_turns(durability.name, WORKS, servers, options.rounds, turn)
+            results = by_turns(durability.name, WORKS, servers, options.rounds, turn, WARM_ROUNDS)
         found += rows_of(durability, results, OURS)
     return found

@@ -87,12 +87,13 @@ def by_turns(
     servers: Sequence[Server],
     rounds: int,
     turn: Callable[[Server, Work], Figures | None],
+    warm: int = 1,
 ) -> Results:
-    """Each work on each broker, in rounds, the order turned from round to round; the first warms them. A
+    """Each work on each broker, in rounds, the order turned from round to round; `warm` rounds warm them. A
     broker whose load fails, or that has no such work, has no row of it."""
     results: Results = {}
     failed: set[tuple[str, str]] = set()
-    for number in range(-1, rounds):
+    for number in range(-warm, rounds):
         for work in works:
             for server in servers[:: -1 if number % 2 else 1]:
                 key = work.name, server.kind
