@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -175,7 +176,11 @@ class Viewer:
     def load(self, path: str) -> tuple[float, int, int]:
         """The time of a page, its size, its status."""
         began = time.perf_counter()
-        with self._http.open(f"{self.base}/c/default{path}", timeout=60) as answer:
+        try:
+            opened = self._http.open(f"{self.base}/c/default{path}", timeout=60)
+        except urllib.error.HTTPError as error:  # the page of a member that does not answer
+            opened = error
+        with opened as answer:
             self.text = answer.read().decode()
             return time.perf_counter() - began, len(self.text), answer.status
 
