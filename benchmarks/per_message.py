@@ -82,7 +82,9 @@ class Sink:
         """Take a response."""
         self.frame = encode(response)
 
-    notify = reply
+    def notify(self, command: Command, frame: bytes = b"") -> None:
+        """Take a request of the broker."""
+        self.frame = frame or encode(command)
 
     def taken(self) -> Command:
         """The last answer."""

@@ -91,7 +91,7 @@ class PullEngines(Engines):
         for side in self.sides:
             for peer in side.peers:
                 # Notices are numbered by the process, whichever side notifies.
-                peer.notify = lambda response: None  # type: ignore[method-assign]
+                peer.notify = lambda response, frame=None: None  # type: ignore[method-assign]
         self.sends_in_a_row(seed=seed, count=40, at=0, others=0, fails=False)
 
     def compare(self) -> None:
