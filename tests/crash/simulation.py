@@ -420,7 +420,7 @@ class Left:
             is_busy=False,
             reply=self.answers.append,
             write=lambda data: None,
-            notify=lambda command: None,
+            notify=lambda command, frame=b"": None,
         )
         self.broker.handle([request], cast(Any, wire))
         self.broker.on_synced(self.broker.store.flush())

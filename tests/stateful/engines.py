@@ -114,7 +114,9 @@ class Peer:
     def reply(self, response: Command) -> None:
         self.write(encode(response))
 
-    notify = reply
+    def notify(self, command: Command, frame: bytes = b"") -> None:
+        """Same as `rmq.remoting.connection.Connection.notify`."""
+        self.reply(command)
 
     def take(self) -> list[bytes]:
         """The frames that came, by the requests that they answer."""
