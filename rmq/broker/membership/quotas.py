@@ -28,6 +28,8 @@ HOLD_PULL_SECONDS: Final = 10.0
 """A pull is held for so long at most, and answered without messages then: clients wait 30 s for it."""
 DEBT_SECONDS: Final = 60.0
 """So much is remembered of what an account was given beyond its quota."""
+SHORTEST_WAIT_SECONDS: Final = 1e-6
+"""A shorter wait is none. It is an error of rounding: the clock may show the same time after it."""
 ACCOUNTS_MAX: Final = 10_000
 """Accounts that are counted; those that have used nothing for longest are forgotten first."""
 
@@ -44,7 +46,8 @@ class _Bucket:
         """Seconds until something may be used."""
         self.left = min(self.rate, self.left + max(0.0, now - self.at) * self.rate)
         self.at = now
-        return max(0.0, -self.left / self.rate)
+        wait = -self.left / self.rate
+        return wait if wait >= SHORTEST_WAIT_SECONDS else 0.0
 
     def use(self, amount: float) -> None:
         self.left = max(self.left - amount, -DEBT_SECONDS * self.rate)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from rmq.broker.admin.metrics_export import metrics_of
 from rmq.broker.membership import quotas as module
+from rmq.broker.membership.quotas import DEBT_SECONDS, HOLD_PULL_SECONDS, Quotas
 from rmq.broker.tables.versioned import run_to_end
 from rmq.doors import Appended, ReadRequest, TakeRequest
 from rmq.errors import ResponseError, SystemBusy, for_code
@@ -119,6 +123,24 @@ def test_a_pull_is_not_held_for_longer_than_its_client_waits(monkeypatch: pytest
     (answer,) = pass_by(rig, module.HOLD_PULL_SECONDS, wire)
     assert answer.code == ResponseCode.PULL_NOT_FOUND
     assert (answer.ext["nextBeginOffset"], answer.ext["maxOffset"]) == ("0", "1")
+
+
+@given(
+    start=st.floats(0, 1e7),
+    rate=st.floats(0.1, 1e9),
+    amounts=st.lists(st.integers(1, 10_000), min_size=1, max_size=5),
+)
+def test_after_its_wait_a_consumer_may_be_given_messages(
+    start: float, rate: float, amounts: list[int]
+) -> None:
+    """Else its held pull is answered without messages when its time has come, and it asks again at once."""
+    now = start
+    quotas = Quotas(lambda: now, lambda peer: ("app", Quota(consume_messages=rate)))
+    for count in amounts:
+        quotas.consumed(of("app"), count, 0)
+        for _ in range(1 + math.ceil(DEBT_SECONDS / HOLD_PULL_SECONDS)):
+            now += quotas.consume_wait(of("app"))
+        assert quotas.consume_wait(of("app")) == 0
 
 
 def test_held_requests_go_with_their_connection() -> None:
