@@ -5,7 +5,8 @@ whose responses came, hands all requests of the chunk to the endpoint in a singl
 whole outbox itself: two loop operations for a chunk, none for a message. When the peer does not take
 everything, the reader waits for the peer: from a peer that does not read nothing is read. A server's `Poller`
 does the same in a single task for many connections, and leaves work that must wait to the reader, which has
-no task group until it needs a second task: thousands of connections are idle. A writer task exists only after
+no task group until it needs a second task. Thousands of connections are idle: where a `Keeper` starts the
+reader's task again, the reader has no task while it only waits for bytes. A writer task exists only after
 a write outside the endpoint's `handle` (a late reply), and wakes only for such writes. Deadlines of calls are
 in the table of pending requests; a single task, asleep until the earliest deadline, serves all calls. Runs on
 trio and on asyncio.
@@ -15,8 +16,9 @@ from __future__ import annotations
 
 import logging
 import math
+from abc import abstractmethod
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import anyio
 import anyio.abc
@@ -51,6 +53,132 @@ FIRST_READ_BYTES = 64 * 1024
 buffer costs 14 µs."""
 
 
+QUIET_SECONDS: Final = 5.0
+"""Seconds without a byte after which a reader that was needed gives its task back."""
+
+
+class Keeper(Protocol):
+    """The owner of connections that have no task while they only wait for bytes."""
+
+    @property
+    def is_open(self) -> bool:
+        """True while connections may be left without a task: the keeper closes these when it ends."""
+
+    @property
+    def poller(self) -> Poller:
+        """The poller that reads the connections."""
+
+    def resume(self, connection: Connection) -> None:
+        """Call `run` of the connection again, soon, in a task."""
+
+
+class ReaderSide(SendingSide):
+    """The task of a connection that reads, while it has no task group; a connection that only waits for bytes
+    needs no such task."""
+
+    __slots__ = ("_failure", "_keeper", "_may_park", "_needs_tasks", "has_received", "peer_address")
+
+    def __init__(
+        self,
+        stream: Stream,
+        limits: Limits,
+        poller: Poller | AsyncioPoller | None,
+        keeper: Keeper | None,
+    ) -> None:
+        super().__init__(stream, limits, poller)
+        self.peer_address = stream.peer
+        self._keeper = keeper
+        self._may_park = True  # False: a task was needed of late
+        self._needs_tasks = False  # the reader stopped, to continue with a task group
+        self._failure: Exception | None = None  # of the poller's last call, for the next task
+        self.has_received = False  # a whole frame came: the peer works, and does not only connect
+
+    # --- functions of the connection ---
+
+    @abstractmethod
+    def close(self, reason: str = "", cause: BaseException | None = None) -> None:
+        """End the connection soon."""
+
+    @abstractmethod
+    async def _read(self) -> bool:
+        """Read to the end; return True when the poller reads on without this task."""
+
+    @abstractmethod
+    def _on_readable(self) -> bool:
+        """Read and handle a chunk now; False when the reader must wait to continue."""
+
+    @abstractmethod
+    def _resume(self) -> None:
+        """Have the keeper start a task."""
+
+    # --- with and without a task ---
+
+    @property
+    def is_parked(self) -> bool:
+        """True while the poller reads, and the connection has no task."""
+        return self._is_parked
+
+    def _park(self) -> bool:
+        """Let the poller read without this task, if that is allowed; return whether it does."""
+        keeper, solo, descriptor = self._keeper, self._solo, self._stream.descriptor
+        if not self._may_park or keeper is None or solo is None or solo.cancel_called:
+            return False
+        if not (keeper.is_open and self.has_received) or keeper.poller.alone == descriptor:
+            return False
+        keeper.poller.watch(descriptor, self._on_readable, self._unpark)
+        self._is_parked = True
+        return True
+
+    def _unpark(self, error: Exception | None) -> None:
+        """Have a task go on: with the work that must wait, or with the end."""
+        assert self._keeper is not None
+        if not self._is_parked:  # the chunk itself ended the connection, or asked a call of its peer
+            if error is not None:
+                self._failed(error)
+            return
+        self._is_parked = self._may_park = False
+        self._failure = error
+        self._keeper.poller.forget(self._stream.descriptor)
+        self._resume()
+
+    def _interrupt(self) -> None:
+        if self._solo is not None:
+            self._solo.cancel()
+        elif self._is_parked:
+            self._needs_tasks = True
+            self._unpark(None)
+
+    def _spare_task(self, now: float) -> None:
+        """Let the reader give its task back if no byte came for a while."""
+        if self._keeper is not None and self._solo is not None and now - self.active_at > QUIET_SECONDS:
+            self._may_park = True
+            self._keeper.poller.release(self._stream.descriptor)
+
+    async def _read_alone(self) -> bool:
+        """Read until the connection ends, or needs a second task: nothing is lost where the reader stops.
+        Return whether the poller reads on without this task."""
+        is_parked = False
+        with self._new_scope() as self._solo:
+            try:
+                if not self.is_closed:
+                    is_parked = await self._read()
+            finally:
+                self._solo = None
+        return is_parked
+
+    def _end(self, reason: str, cause: BaseException | None) -> None:
+        if not self.is_closed:
+            log.debug("%s: %s", self.peer_address, reason)
+            self._is_mute = True
+        self.close(reason, cause)
+
+    def _failed(self, error: Exception) -> None:
+        """End the connection after a bug, of the endpoint or of this class; the peers of other connections
+        are still served."""
+        log.error("closing %s after an unexpected error: %s", self.peer_address, error, exc_info=error)
+        self.close(f"an unexpected error: {type(error).__name__}: {error}", error)
+
+
 _SLOTS: Final = (
     "_abandoned",
     "_at_end",
@@ -68,16 +196,14 @@ _SLOTS: Final = (
     "_silence",
     "_read_bytes",
     "fell_silent",
-    "has_received",
     "is_signing",
     "local_address",
-    "peer_address",
     "reset_on_close",
     "state",
 )
 
 
-class Connection(SendingSide):
+class Connection(ReaderSide):
     """A peer over a stream.
 
     `state` is for the owner (a client id, a session). `active_at` is the time of the last byte, in the loop's
@@ -97,18 +223,18 @@ class Connection(SendingSide):
         budget: MemoryBudget | None = None,
         signer: Callable[[Command], Command] | None = None,
         poller: Poller | AsyncioPoller | None = None,
+        keeper: Keeper | None = None,
     ) -> None:
         """`first` are the bytes that were read to detect the protocol. Unsent bytes count against `budget`.
-        `poller` reads the stream where possible."""
+        `poller` reads the stream where possible, `keeper` starts the reader again."""
         usable = stream.reads_now and poller is not None and poller.is_running
-        super().__init__(stream, limits or Limits(), poller if usable else None)
+        super().__init__(stream, limits or Limits(), poller if usable else None, keeper)
         self._endpoint, self._first = endpoint, first
-        self.peer_address, self.local_address = stream.peer, stream.local
+        self.local_address = stream.local
         self.state: dict[str, Any] = {}
         self._signer = signer
         self.is_signing = signer is not None  # then calls need commands, no ready frames
         self.reset_on_close = stream.reset_on_close
-        self.has_received = False  # a whole frame came: the peer works, and does not only connect
         self._decoder = Decoder(
             self._limits.frame_bytes,
             max_header=self._limits.header_bytes,
@@ -157,8 +283,7 @@ class Connection(SendingSide):
         try:
             if deadline < self._deadlines.at:
                 self._deadlines.wake_at(deadline)
-                if self._solo is not None:
-                    self._solo.cancel()  # the deadline needs a task
+                self._interrupt()  # the deadline needs a task
             self._send_soon(frame)
             response: Command = await waiter.wait()
             return response
@@ -211,8 +336,7 @@ class Connection(SendingSide):
             self._room.set()
         if self._tasks is not None:
             self._tasks.cancel_scope.cancel()
-        if self._solo is not None:
-            self._solo.cancel()
+        self._interrupt()
 
     def finish(self, reason: str) -> None:
         """Close the connection; the peer sees the end directly behind the last byte if it takes all now."""
@@ -237,47 +361,51 @@ class Connection(SendingSide):
             self.close(f"idle for {self._limits.idle_seconds:g} s")
             log.info("closing %s: %s", self.peer_address, self.reason)
         else:
+            self._spare_task(now)
             quiet_since = now if self._pending else self.active_at
             return min(self._half_since + self._limits.frame_seconds, quiet_since + self._limits.idle_seconds)
         return math.inf
 
-    async def run(self) -> None:
+    async def run(self) -> bool:
         """Serve the connection until it ends, then close the stream and inform the endpoint. The reason is
         logged, not raised, since a peer's bytes must not end the service of other peers; the same when
-        cancelled."""
+        cancelled.
+
+        Returns True where the connection has not ended, and the keeper will call `run` again: until then the
+        poller reads."""
+        is_parked = False
         try:
-            is_alone = self._poller is not None and self._poller.spares_tasks and not self._pending
-            if is_alone:
-                await self._read_alone()
-            if not self.is_closed:
-                await self._read_with_tasks(is_resumed=is_alone and self._outbox.size > 0)
+            was_alone = self._needs_tasks
+            if not was_alone and not self._pending and self._poller is not None and self._poller.spares_tasks:
+                was_alone = True
+                is_parked = await self._read_alone()
+            if not is_parked and not self.is_closed:
+                await self._read_with_tasks(is_resumed=was_alone and self._outbox.size > 0)
         finally:
-            self.close("cancelled")
+            if not is_parked:
+                await self._wind_up()
+        return is_parked
+
+    def _resume(self) -> None:
+        assert self._keeper is not None
+        self._keeper.resume(self)
+
+    async def _wind_up(self) -> None:
+        self.close("cancelled")
+        try:
+            self._endpoint.on_close(self)
+        except Exception as error:
+            log.error("the callback for the end of %s failed: %s", self.peer_address, error, exc_info=error)
+        finally:
+            self._rest.clear()
+            self._decoder.clear()
             try:
-                self._endpoint.on_close(self)
-            except Exception as error:
-                log.error(
-                    "the callback for the end of %s failed: %s", self.peer_address, error, exc_info=error
-                )
+                await self._close_stream()
             finally:
-                self._rest.clear()
-                self._decoder.clear()
-                try:
-                    await self._close_stream()
-                finally:
-                    self._outbox.clear()
-                    self._count()
+                self._outbox.clear()
+                self._count()
 
     # --- reading ----------------------------------------------------------------------------------
-
-    async def _read_alone(self) -> None:
-        """Read until the connection ends, or needs a second task: nothing is lost where the reader stops."""
-        with self._new_scope() as self._solo:
-            try:
-                if not self.is_closed:
-                    await self._read()
-            finally:
-                self._solo = None
 
     async def _read_with_tasks(self, *, is_resumed: bool) -> None:
         with unwrap_groups():
@@ -291,13 +419,16 @@ class Connection(SendingSide):
                     self.close("cancelled")  # other tasks still run before the group has ended
                     self._tasks.cancel_scope.cancel()
 
-    async def _read(self, *, is_resumed: bool = False) -> None:
-        """Read to the end; `is_resumed`: the outbox has a writer already."""
+    async def _read(self, *, is_resumed: bool = False) -> bool:
+        """Read to the end; `is_resumed`: the outbox has a writer already. Return True when the poller reads
+        on without this task."""
         try:
+            if self._failure is not None:
+                raise self._failure
             self._received(self._first)
             self._first = b""
             receive, outbox, poller = self._stream.receive_some, self._outbox, self._poller
-            while True:
+            while not self._at_end:
                 if outbox.size and not is_resumed and not self._flush_now():
                     self._count()
                     if self._reply_bytes > self._limits.pause_bytes:
@@ -316,9 +447,9 @@ class Connection(SendingSide):
                 if self._held > SMALL_BYTES and self._budget.is_tight and self._is_slow():
                     await self._budget.relief()
                 if poller is not None:
+                    if self._park():
+                        return True
                     await poller.attend(self._stream.descriptor, self._on_readable)
-                    if self._at_end:
-                        break
                     continue
                 # The data gets no name: during the wait no variable should hold the last chunk.
                 if not self._received(await receive(self._read_bytes)):
@@ -332,6 +463,7 @@ class Connection(SendingSide):
             self.close(str(error), error)
         except Exception as error:
             self._failed(error)
+        return False
 
     def _on_readable(self) -> bool:
         """Read and handle a chunk now; False when the reader must wait to continue."""
@@ -501,18 +633,6 @@ class Connection(SendingSide):
             self.abort(reason + MUTE if self._heard_at == -math.inf else reason)
 
     # --- the end ----------------------------------------------------------------------------------
-
-    def _end(self, reason: str, cause: BaseException | None) -> None:
-        if not self.is_closed:
-            log.debug("%s: %s", self.peer_address, reason)
-            self._is_mute = True
-        self.close(reason, cause)
-
-    def _failed(self, error: Exception) -> None:
-        """End the connection after a bug, of the endpoint or of this class; the peers of other connections
-        are still served."""
-        log.error("closing %s after an unexpected error: %s", self.peer_address, error, exc_info=error)
-        self.close(f"an unexpected error: {type(error).__name__}: {error}", error)
 
     async def _close_stream(self) -> None:
         """Send the outbox within `linger_seconds`, as far as the peer takes it, and close the stream; also

@@ -63,6 +63,10 @@ class Scope(AbstractContextManager[Any], Protocol):
 
     deadline: float
 
+    @property
+    def cancel_called(self) -> bool:
+        """True after `cancel`, or at the deadline."""
+
     def cancel(self) -> None:
         """End the block of the scope."""
 

@@ -2,10 +2,10 @@
 
 A task for each connection wakes by way of the event loop, which costs more than a request when each
 connection has a request. The poller keeps all sockets in an epoll of its own, the loop waits for that single
-descriptor, and the poller serves the readable sockets. Each connection keeps its task: the task owns the
-connection's end, and does all work that must wait. A connection that is alone reads by its task, which is as
-fast in this case. On a system without epoll all connections read by their tasks, and on asyncio the loop
-calls a function for each socket.
+descriptor, and the poller serves the readable sockets. A connection has a task for its end and for work that
+must wait; a connection that only waits for bytes may have none, and starts a task when it needs one. A
+connection that is alone reads by its task, which is as fast in this case. On a system without epoll all
+connections read by their tasks, and on asyncio the loop calls a function for each socket.
 
 Answers outside of a chunk (a held pull for which a message came) gather in the outboxes of their connections
 for the rest of the turn: then all of them are sent by one task, which costs less than a task for each
@@ -38,6 +38,21 @@ ALONE_AFTER: Final = 16
 """Chunks in a row from one connection, and none from others, after which it counts as alone."""
 
 
+class _Call:
+    """A function in the place of a waiting task; it gets the error of the last call, or None."""
+
+    __slots__ = ("_call",)
+
+    def __init__(self, call: Callable[[Exception | None], None]) -> None:
+        self._call = call
+
+    def resolve(self, value: object) -> None:
+        self._call(None)
+
+    def fail(self, error: Exception) -> None:
+        self._call(error)
+
+
 class Poller:
     """The task that reads many sockets. `round_seconds` is the time that the last round took to serve
     everything readable, including turns of other tasks. `clock` is in seconds. Only trio has a running
@@ -56,7 +71,7 @@ class Poller:
         self._endpoint: Endpoint | None = None
         """Is told where a round of several chunks begins and ends."""
         self._clock = clock
-        self._watched: dict[int, tuple[Callable[[], bool], Waiter]] = {}
+        self._watched: dict[int, tuple[Callable[[], bool], Waiter | _Call]] = {}
         self._epoll: epoll | None = None
         self._is_inline = is_inline
         self._inline: InlineReads | None = None
@@ -158,12 +173,14 @@ class Poller:
             if entry is None:  # its connection ended while others were served
                 continue
             try:
-                if not entry[0]():
-                    del watched[descriptor]
-                    entry[1].resolve(None)
+                goes_on = entry[0]()
             except Exception as error:
-                del watched[descriptor]
+                self._drop(descriptor, entry)
                 entry[1].fail(error)
+            else:
+                if not goes_on:
+                    self._drop(descriptor, entry)
+                    entry[1].resolve(None)
             if at < len(found) and clock() - turn_began > SLICE_SECONDS:
                 self._unserved, self.is_serving = found[at:], True
                 break
@@ -173,6 +190,10 @@ class Poller:
             return False
         self._unserved, self.round_seconds = [], clock() - self._began
         return True
+
+    def _drop(self, descriptor: int, entry: tuple[Callable[[], bool], Waiter | _Call]) -> None:
+        if self._watched.get(descriptor) is entry:  # else its own call has ended the watch
+            del self._watched[descriptor]
 
     async def attend(self, descriptor: int, on_readable: Callable[[], bool]) -> None:
         """Call `on_readable` whenever the descriptor can be read, until it returns False, or raises an error,
@@ -196,6 +217,31 @@ class Poller:
             self._watched.pop(descriptor, None)
             if self._epoll is not None:
                 self._epoll.unregister(descriptor)
+
+    def watch(
+        self,
+        descriptor: int,
+        on_readable: Callable[[], bool],
+        on_over: Callable[[Exception | None], None],
+    ) -> None:
+        """Call `on_readable` as `attend` does, without a task that waits. `on_over(error)` is called, once,
+        in place of the return of `attend`, and calls `forget`; both may be called inside of `on_readable`."""
+        assert self._epoll is not None
+        assert descriptor not in self._watched
+        self._epoll.register(descriptor, EPOLLIN)
+        self._watched[descriptor] = on_readable, _Call(on_over)
+
+    def forget(self, descriptor: int) -> None:
+        """End a `watch`."""
+        self._watched.pop(descriptor, None)
+        if self._epoll is not None:
+            self._epoll.unregister(descriptor)
+
+    def release(self, descriptor: int) -> None:
+        """Let an `attend` of this descriptor return, as after a call that returned False."""
+        entry = self._watched.pop(descriptor, None)
+        if entry is not None:
+            entry[1].resolve(None)
 
     async def round_end(self) -> float:
         """Wait for the end of the round in which tasks have their turn; return the round's seconds. 0 without

@@ -41,6 +41,7 @@ class SendingSide(ABC):
         "_is_eager",
         "_is_handling",
         "_is_mute",
+        "_is_parked",
         "_is_torn",
         "_late",
         "_left",
@@ -80,6 +81,7 @@ class SendingSide(ABC):
         self._room: anyio.Event | None = None
         self._tasks: anyio.abc.TaskGroup | None = None
         self._solo: anyio.CancelScope | None = None  # of the reader, while it has no task group
+        self._is_parked = False  # the poller reads, and no task waits
         self._late: Waiter | None = None  # the writer, when it sleeps
         self._has_writer = False
         self._is_due = False  # the poller sends the waiting bytes
@@ -107,6 +109,10 @@ class SendingSide(ABC):
     @abstractmethod
     def _failed(self, error: Exception) -> None:
         """End the connection by a bug."""
+
+    @abstractmethod
+    def _interrupt(self) -> None:
+        """Have the reader that has no task group continue with one, or end."""
 
     # --- into the outbox ---
 
@@ -200,7 +206,7 @@ class SendingSide(ABC):
         """Send the waiting bytes soon: by the poller, together with other connections, as long as the peer
         takes them, else by a task of this connection."""
         poller = self._poller
-        is_read = self._tasks is not None or self._solo is not None
+        is_read = self._is_parked or self._tasks is not None or self._solo is not None
         if poller is None or self._has_writer or not is_read or not poller.is_running:
             self._wake_writer()
         elif not self._is_due:
@@ -230,8 +236,8 @@ class SendingSide(ABC):
         elif not self._has_writer and self._tasks is not None:
             self._has_writer = True
             self._tasks.start_soon(self._write)
-        elif self._solo is not None:
-            self._solo.cancel()  # the reader continues with a task group, and starts the writer
+        else:
+            self._interrupt()  # the reader continues with a task group, and starts the writer
 
     async def _write(self) -> None:
         try:

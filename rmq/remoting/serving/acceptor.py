@@ -88,6 +88,7 @@ class Guest:
         "has_begun",
         "has_spoken",
         "holders",
+        "is_kept",
         "peer",
         "scope",
         "since",
@@ -101,6 +102,7 @@ class Guest:
         self.descriptors = 0  # that it has
         self.has_begun = False  # it does not wait for its turn
         self.has_spoken = False
+        self.is_kept = False  # after the end of its first task
         self._acceptor = acceptor
         self._is_proved = False
         self._proof: Callable[[], bool] | None = None
@@ -123,6 +125,17 @@ class Guest:
     def watch(self, proof: Callable[[], bool]) -> None:
         """Use the answer of `proof` in place of `prove`, at the time when the answer matters."""
         self._proof = proof
+
+    def keep(self) -> None:
+        """Keep the place of a proved peer when `serve` returns: the service calls `leave` at the end of the
+        connection."""
+        self.prove()
+        self._proof = None
+        self.is_kept = True
+
+    def leave(self) -> None:
+        """Give the place of a kept connection back."""
+        self._acceptor.leave(self)
 
     def has_proved(self) -> bool:
         """True if the peer has proved itself."""
@@ -266,7 +279,7 @@ class Acceptor:
         log.info(
             "closing %s, which has sent no valid request, to make room for %s", victim.peer, newcomer.peer
         )
-        self._leave(victim)
+        self.leave(victim)
         victim.scope.cancel()
         return True
 
@@ -311,7 +324,7 @@ class Acceptor:
             del self._guests[guest.key]
         return True
 
-    def _leave(self, guest: Guest) -> None:
+    def leave(self, guest: Guest) -> None:
         """Give the place of a connection back, once."""
         if guest.holders is not _LEFT:
             was_guest = self._forget(guest) and not guest.has_proved()
@@ -342,8 +355,9 @@ class Acceptor:
         except Exception as error:  # a bug, or an error of a library below: it ends one peer, not all
             log.error("closing %s after an unexpected error: %s", stream.peer, error, exc_info=error)
         finally:
-            self._leave(guest)
-            await close_at_once(stream)
+            if not guest.is_kept:
+                self.leave(guest)
+                await close_at_once(stream)
 
     def _may_begin(self, guest: Guest) -> bool:
         """True if the address's rate has room for one more handshake, even if all handshakes in progress

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import anyio
 import anyio.abc
@@ -24,6 +24,9 @@ from rmq.remoting.serving.doors import DoorServer
 from rmq.remoting.transports.stream import Listener, Stream
 from rmq.remoting.transports.tls import TlsConfig, TlsContexts
 from rmq.remoting.transports.websocket_policy import WebSocketAccess
+
+if TYPE_CHECKING:
+    from rmq.remoting.loop import Tasks
 
 log = logging.getLogger(__name__)
 
@@ -98,6 +101,7 @@ async def serve_listeners(
     try:
         server = Server(endpoint, limits, tls, access, budget, poller, doors)
         async with current_loop().tasks() as nursery:
+            server.spare_tasks(nursery)
             await nursery.start(poller.run)
             nursery.start_soon(server.expire)
             for listener in listeners:
@@ -109,7 +113,11 @@ async def serve_listeners(
 
 
 class Server:
-    """The connections of a service, from all its listeners."""
+    """The connections of a service, from all its listeners.
+
+    An idle connection has no task where that is possible (`Connection.run`): three quarters of its memory
+    would be the task, with its frames and cancel scopes. `expire` closes such connections at the end.
+    """
 
     def __init__(
         self,
@@ -121,7 +129,11 @@ class Server:
         poller: Poller | None = None,
         doors: DoorServer | None = None,
     ) -> None:
+        self.is_open = False
+        """True while connections may be left without a task."""
+        self.poller = poller or Poller()
         self._endpoint = endpoint
+        self._nursery: Tasks | None = None
         self._doors = doors
         self._limits = limits
         # Peers that take nothing are holders, which are checked more often.
@@ -130,15 +142,29 @@ class Server:
         self._budget = budget or MemoryBudget()
         self._held = Wakeup()
         self._budget.on_held.append(self._held.set)
-        self._poller = poller
         self._tls = TlsContexts(tls or TlsConfig())
         if self._tls.mode != "disabled":
             self._tls.server()  # unusable files end the start, not the first handshake
-        self._connections: dict[Connection, None] = {}
+        self._connections: dict[Connection, Guest] = {}
+
+    def spare_tasks(self, nursery: Tasks) -> None:
+        """Leave idle connections without a task from now on: later tasks start in `nursery`, where `expire`
+        runs."""
+        self._nursery, self.is_open = nursery, True
 
     async def expire(self) -> NoReturn:
         """Close connections that are idle or stuck: a single task checks all connections. Connections that
-        hold bytes are few, and checked more often."""
+        hold bytes are few, and checked more often. Cancelled: the connections without a task get one for
+        their end."""
+        try:
+            await self._expire()
+        finally:
+            self.is_open = False
+            for connection in list(self._connections):
+                if connection.is_parked:
+                    connection.close("cancelled")
+
+    async def _expire(self) -> NoReturn:
         scan_at = anyio.current_time() + self._limits.scan_seconds
         while True:
             if self._budget.holders() or await self._held.wait(scan_at):
@@ -190,15 +216,37 @@ class Server:
             limits=self._limits,
             first=first,
             budget=self._budget,
-            poller=self._poller,
+            poller=self.poller,
+            keeper=self,
         )
-        self._connections[connection] = None
+        self._connections[connection] = guest
         guest.watch(lambda: connection.has_received)
+        is_kept = False
         try:
             self._endpoint.on_open(connection)
-            await connection.run()
+            is_kept = await connection.run()
+            if is_kept:
+                guest.keep()
         finally:
-            del self._connections[connection]
+            if not is_kept:
+                del self._connections[connection]
+
+    def resume(self, connection: Connection) -> None:
+        """Go on with a connection that had no task."""
+        assert self._nursery is not None
+        self._nursery.start_soon(self._go_on, connection)
+
+    async def _go_on(self, connection: Connection) -> None:
+        is_kept = False
+        try:
+            is_kept = await connection.run()
+        except Exception as error:  # a bug: it ends one peer, not all
+            log.error(
+                "closing %s after an unexpected error: %s", connection.peer_address, error, exc_info=error
+            )
+        finally:
+            if not is_kept:
+                self._connections.pop(connection).leave()
 
 
 def _nothing_else(byte: int) -> bool:
