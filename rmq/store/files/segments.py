@@ -195,7 +195,10 @@ class Segments:
             view = view[len(part) :]
 
     def sync(self, start: int, stop: int, *, progress: Progress = no_progress) -> None:
-        """Sync the files that hold start..stop. Thread-safe: the state of this object stays unchanged."""
+        """Sync the files that hold start..stop. Addresses before the first file are left out. Thread-safe:
+        the state of this object stays unchanged."""
+        first = self.bases[:1]  # the other thread may remove it
+        start = max([start, *first]) if first else stop
         for base in range(start - start % self.file_size, stop, self.file_size):
             progress("log synced", max(0, base - start), stop - start)
             segment = self._opened.get(base)

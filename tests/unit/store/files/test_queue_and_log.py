@@ -209,6 +209,24 @@ def test_sync_covers_all_writes_since_the_last_one() -> None:
         assert again.end == 45
 
 
+def test_sync_looks_for_no_file_before_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slave's queue begins where its master's records do, maybe far from 0."""
+    disk, looked_for = MemoryDisk(), list[str]()
+    queue = make_queue(disk)
+    queue.restart(100_003)
+    sync = disk.sync
+    monkeypatch.setattr(disk, "sync", lambda path: looked_for.append(path) or sync(path))
+    add(queue, (0, 100, 7))
+    queue.sync()
+    queue.write()
+    queue.sync()
+    assert set(looked_for) == {"/data/queue/00000000000002000000"}
+    disk.crash()
+    again = make_queue(disk)
+    again.load(is_free)
+    assert again.end == 100_004
+
+
 def test_no_more_files_are_open_than_allowed() -> None:
     limit = OpenFiles(3)
     disk = MemoryDisk()
