@@ -393,3 +393,17 @@ def read_columns(
     is not there. The result is (the bytes of each field, topics, bodies, (ends of each record's pairs,
     names, values), the values of each name).
     """
+
+# Of a slave; it is in `_copies.pxi`.
+
+def read_run(
+    data: bytes, at: int, start: int, rare: Collection[bytes], check_crc: bool, with_rows: bool
+) -> tuple[int, int, list[tuple[str, int, int, int, bytes]], Rows | None] | None:
+    """The plain records of the log from byte `at` on in `data`, whose first byte has the physical offset
+    `start`; None without one. `rmq.store.files.scan.parse` accepts each of them, with the same `check_crc`.
+
+    Plain are ASCII texts, topics that are not `rare`, no PREPARED or ROLLBACK record, and in each queue
+    consecutive queue offsets. The result is (place after the records, store time of the last one, (topic,
+    queue id, first queue offset, number, units) of each queue, rows for the index). There are no rows unless
+    `with_rows`, and none for records without keys.
+    """

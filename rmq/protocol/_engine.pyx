@@ -116,7 +116,7 @@ cdef extern from *:
 rmq_crc_start()
 cdef int FOLDS = rmq_crc_folds()
 
-SEAM = 13
+SEAM = 14
 
 cdef enum:
     LETTERS = 14  # a to n: the short names of a send's fields
@@ -1684,3 +1684,4 @@ include "_client.pxi"
 include "_pulls.pxi"
 include "_frames.pxi"
 include "_columns.pxi"
+include "_copies.pxi"

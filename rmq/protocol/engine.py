@@ -18,7 +18,7 @@ from typing import Final
 
 from rmq.errors import ConfigError
 
-SEAM: Final = 13
+SEAM: Final = 14
 """Version of the interface to the compiled engine: both sides count it up when the interface changes."""
 VARIABLE: Final = "RMQ_ENGINE"
 STALE: Final = "it was built from other sources, build it again"

@@ -15,9 +15,11 @@ from rmq.protocol.properties import has_unit, unit_code
 from rmq.store.aside import find_aside, move_aside
 from rmq.store.files.abort import AbortFile
 from rmq.store.files.checkpoint import Checkpoint
+from rmq.store.files.consumequeue import ConsumeQueue
 from rmq.store.files.disk import Bytes, Disk
+from rmq.store.files.index import Entry
 from rmq.store.files.queues import Arrival
-from rmq.store.files.scan import Scan, Scanned, why_no_record
+from rmq.store.files.scan import Run, Scan, Scanned, why_no_record
 from rmq.store.files.segments import Progress, no_progress
 from rmq.store.recovery import Recovery
 from rmq.store.reput import entries_of
@@ -25,7 +27,7 @@ from rmq.store.retention import Retention
 from rmq.store.writer import StoreWriter
 
 if TYPE_CHECKING:
-    pass
+    from rmq.protocol._engine import Rows
 
 
 class ReplicaStore(StoreWriter):
@@ -65,16 +67,25 @@ class ReplicaStore(StoreWriter):
         # scan goes to the next file at once, which is past the log's end.
         assert self._raw_whole <= min(self._raw_position, self._log.end)
         scan = Scan(self._log.segments, self._raw_position, stop=self._log.end)
-        records = list(scan)
+        # All are read before the first is taken: a failed read leaves nothing taken in part.
+        found = list(scan.runs(self._compiled, with_rows=self.config.message_index_enable))
         self._raw_position = position = scan.position
-        for record in records:
-            if has_unit(record.sys_flag):
-                self._own_unit(record)
-        if records:
-            self._raw_whole = records[-1].position + records[-1].size
-            self._log.timestamp = self._batch_ms = records[-1].store_timestamp
+        entries: list[Entry | Rows] = []
+        for one in found:
+            if isinstance(one, Run):
+                for topic, queue_id, queue_offset, count, units in one.queues:
+                    self._add_units(self._growing(topic, queue_id, queue_offset), count, units)
+                if one.rows is not None:
+                    entries.append(one.rows)
+            else:
+                if has_unit(one.sys_flag):
+                    self._own_unit(one)
+                entries += entries_of((one,))
+        if found:
+            self._raw_whole = found[-1].end
+            self._log.timestamp = self._batch_ms = found[-1].store_timestamp
         arrivals = self._take_units()
-        self._index_later(list(entries_of(records)))
+        self._index_later(entries)
         self._queues.keep_up(self._log.timestamp, position)
         if position < self._log.end and (why := why_no_record(self._log.segments, position, self._log.end)):
             self.cut_partial()
@@ -82,16 +93,22 @@ class ReplicaStore(StoreWriter):
         return arrivals
 
     def _own_unit(self, record: Scanned) -> None:
-        topic, queue_id = record.topic.decode("utf-8", "replace"), record.queue_id
-        queue = self._queues.table.get((topic, queue_id)) or self._queues.make(topic, queue_id)
-        if record.queue_offset != queue.next:
-            # The master's topic was deleted and made again, or this log begins in the middle of a queue.
-            self._take_units()
-            self._queues.restart(queue, record.queue_offset)
+        topic = record.topic.decode("utf-8", "replace")
+        queue = self._growing(topic, record.queue_id, record.queue_offset)
         code = unit_code(record.topic, record.properties, record.store_timestamp, self._delays)
         self._units.append((record.position, record.size, code))
         self._owners.append(queue)
         queue.next += 1
+
+    def _growing(self, topic: str, queue_id: int, queue_offset: int) -> ConsumeQueue:
+        """The queue, whose next unit is the one of this queue offset."""
+        queue = self._queues.table.get((topic, queue_id)) or self._queues.make(topic, queue_id)
+        if queue_offset != queue.next:
+            # The master's topic was deleted and made again, or this log begins in the middle of a queue.
+            if queue.next != queue.end:
+                self._drop_pending(lambda other: other is queue)
+            self._queues.restart(queue, queue_offset)
+        return queue
 
     def truncate(self, physical_offset: int) -> None:
         """Cut log, queues and index at the start of a record. Raises OffsetOutOfRange when the log does not

@@ -275,7 +275,7 @@ class Store(StoreSync, ReplicaStore):
         """Remove a topic's queues, files as `retention` does; records stay in the log until they expire.
         Raises StoreError, with the queues as before."""
         self.retention.take_topic(topic)
-        self._drop_pending(topic)
+        self._drop_pending(lambda queue: queue.topic == topic)
 
     def clean(self, now_ms: int, *, asked: bool = False) -> CleanReport:
         """Remove whole log files, oldest first, that are expired or must make room, and the units and entries

@@ -6,7 +6,7 @@ write none of the batch is stored, and the offsets are free again.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import repeat
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -178,16 +178,20 @@ class StoreWriter(StoreView):
         if len(data) + _ROOM > self._log.left:
             return None
         self._log.append(data)
-        count, first = len(positions), queue.next
+        first = queue.next
+        self._add_units(queue, len(positions), units)
+        if rows is not None:
+            self._entries.append(rows)
+        return Batch(first, positions, len(data))
+
+    def _add_units(self, queue: ConsumeQueue, count: int, units: bytes) -> None:
+        """Take encoded units of a queue into the pending batch."""
         if self._owners:  # in their order
             self._units += UNIT_FORM.iter_unpack(units)
             self._owners += [queue] * count
         else:
             self._encoded.append((queue, count, units))
-        queue.next = first + count
-        if rows is not None:
-            self._entries.append(rows)
-        return Batch(first, positions, len(data))
+        queue.next += count
 
     def put_run(self, lanes: Lanes, run: SendRun, born_host: bytes) -> bool:
         """Take a run of plain sends; runs are the whole pending batch. False when the messages must be put
@@ -298,11 +302,12 @@ class StoreWriter(StoreView):
             self._lanes = None
         self._log.rollback()
 
-    def _drop_pending(self, topic: str) -> None:
-        """Drop the units of a topic from the pending batch; their records go into the log all the same."""
-        kept = [at for at, queue in enumerate(self._owners) if queue.topic != topic]
+    def _drop_pending(self, dropped: Callable[[ConsumeQueue], bool]) -> None:
+        """Drop the units of these queues from the pending batch; their records go into the log all the
+        same."""
+        kept = [at for at, queue in enumerate(self._owners) if not dropped(queue)]
         self._units, self._owners = [self._units[at] for at in kept], [self._owners[at] for at in kept]
-        self._encoded = [units for units in self._encoded if units[0].topic != topic]
+        self._encoded = [units for units in self._encoded if not dropped(units[0])]
 
     @property
     def has_pending(self) -> bool:

@@ -28,13 +28,18 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 from rmq.errors import CorruptRecord
+from rmq.message import SCHEDULE_TOPIC, TIMER_TOPIC
 from rmq.protocol.codes import SYS_HOST_BITS
 from rmq.protocol.record import BLANK_MAGIC, FIELDS, FIXED_SIZE, MESSAGE_MAGIC, part, parts
 from rmq.store.files.disk import Bytes
 from rmq.store.files.segments import Segments
 
 if TYPE_CHECKING:
+    from types import ModuleType
+
     from attrs import frozen
+
+    from rmq.protocol._engine import Rows
 else:
     from rmq.lazy_attrs import frozen
 
@@ -71,6 +76,26 @@ class Scanned(NamedTuple):
     store_timestamp: int
     topic: bytes
     properties: bytes
+
+    @property
+    def end(self) -> int:
+        """The place after the record."""
+        return self.position + self.size
+
+
+class Run(NamedTuple):
+    """Consecutive records up to `end`, read by the compiled engine: the store time of the last record, the
+    units of the queues as (topic, queue id, first queue offset, number, units), in the order of their first
+    records, and the rows for the index, if any."""
+
+    end: int
+    store_timestamp: int
+    queues: list[tuple[str, int, int, int, bytes]]
+    rows: Rows | None
+
+
+_DELAYED = frozenset((SCHEDULE_TOPIC.encode(), TIMER_TOPIC.encode()))
+"""Topics whose units have due times, which the compiled engine does not read."""
 
 
 def parse(data: Bytes, at: int, position: int, *, check_crc: bool) -> Scanned | None:
@@ -158,22 +183,49 @@ class Scan:
         self._stop = stop
 
     def __iter__(self) -> Iterator[Scanned]:
+        for data, start in self._pieces():
+            yield from self._records(data, start)
+
+    def runs(self, compiled: ModuleType | None, *, with_rows: bool) -> Iterator[Run | Scanned]:
+        """The same records. The engine, if there is one, reads those that are plain, in runs; all others, and
+        what is no record, are left to `parse`. `with_rows`: the runs have rows for the index."""
+        if compiled is None:
+            yield from self
+            return
+        check_crc = self._check_crc
+        for data, start in self._pieces():
+            at = 0
+            while True:
+                run = compiled.read_run(data, at, start, _DELAYED, check_crc, with_rows)
+                if run is not None:
+                    at, stored, queues, rows = run
+                    self.position = start + at
+                    yield Run(self.position, stored, queues, rows)
+                record = parse(data, at, start + at, check_crc=check_crc)
+                if record is None:
+                    break
+                at += record.size
+                self.position = start + at
+                yield record
+
+    def _pieces(self) -> Iterator[tuple[bytes, int]]:
+        """Pieces of the log, each with its place; the caller moves `position` over the records of a piece."""
         while self._stop is None or self.position < self._stop:
             base = self.position - self.position % self._segments.file_size
             if not self._segments.has(base):
                 return
-            yield from self._one_file(base)
+            yield from self._pieces_of_file(base)
             if self.position != base + self._segments.file_size:
                 return
 
-    def _one_file(self, base: int) -> Iterator[Scanned]:
+    def _pieces_of_file(self, base: int) -> Iterator[tuple[bytes, int]]:
         """The scan reads pieces past the mapping: it must not make pages for everything that it passes."""
         end = base + self._segments.file_size
         stop = end if self._stop is None else min(self._stop, end)
         most = _PIECE
         while (start := self.position) < stop:
             data = self._segments.copy(start, min(most, stop - start))
-            yield from self._records(data, start)
+            yield data, start
             if self.position != start:
                 most = _PIECE
                 continue

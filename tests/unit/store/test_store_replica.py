@@ -279,3 +279,19 @@ def test_what_a_slave_gets_after_a_cut_is_no_damage_when_a_power_cut_tears_it() 
     slave.flush_checkpoint()
     for seed in range(30):
         assert len(bodies(open_store(late.image(seed)))) >= 5
+
+
+def test_a_queue_that_begins_again_hides_no_other_queue_s_arrival() -> None:
+    """Both lie in the same bytes; pulls wait for the other queue."""
+    master, slave = open_store(), open_store(broker_role=BrokerRole.SLAVE)
+    send(master, record("first"))
+    copy(master, slave, master.max_physical_offset)
+    send(master, record("other", topic="Parts"))
+    send(master, record("second"))
+    master.remove_topic("Orders")
+    send(master, record("again", delay="1"))
+    start = slave.max_physical_offset
+    arrivals = slave.append_raw(start, bytes(master.read_raw(start, 1 << 20)))
+    assert {(topic, end) for topic, _, end in arrivals} == {("Parts", 1), ("Orders", 1)}
+    assert bodies(slave) == [b"again"]
+    assert bodies(slave, "Parts") == [b"other"]
