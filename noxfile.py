@@ -121,16 +121,17 @@ def interop(session: nox.Session) -> None:
 
 @nox.session
 def interop5(session: nox.Session) -> None:
-    """Our client against Apache RocketMQ 5.3.3, and its remoting client against our servers; needs a JDK and
-    Maven."""
+    """Our client against Apache RocketMQ 5.3.3, its remoting client against our servers, and its brokers to
+    ours and back; needs a JDK and Maven."""
     session.install("-e", ".[test]")
     ours = ("tests/interop/clients/test_rocketmq5.py", "tests/interop/clients/test_rocketmq5_clusters.py")
-    theirs = "tests/interop/clients/test_java5_client.py"
-    session.run("python", "-m", "pytest", "-m", "interop", "-n", "1", *ours, theirs, *session.posargs)
-    # Its clients and its mqadmin beside ours, at its servers and at ours.
-    shared = ("tests/interop/clients/test_both_ways.py", "tests/interop/clients/test_semantics.py")
+    theirs = ("tests/interop/clients/test_java5_client.py", "tests/interop/migration/test_five_and_back.py")
+    session.run("python", "-m", "pytest", "-m", "interop", "-n", "1", *ours, *theirs, *session.posargs)
+    # Its clients and its mqadmin beside ours, at its servers and at ours; and the runbook of the move.
+    clients = ("tests/interop/clients/test_both_ways.py", "tests/interop/clients/test_semantics.py")
+    servers = ("tests/interop/servers/test_runbook.py", "tests/interop/servers/test_replication.py")
     version = {"RMQ_INTEROP_VERSION": "5.3.3"}
-    session.run("python", "-m", "pytest", "-m", "interop", "-n", "1", *shared, env=version)
+    session.run("python", "-m", "pytest", "-m", "interop", "-n", "1", *clients, *servers, env=version)
 
 
 @nox.session

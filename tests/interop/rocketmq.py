@@ -74,6 +74,9 @@ def free_port() -> int:
 START_SECONDS = 240.0
 """For a JVM's start, which takes a second on a machine that does nothing else."""
 
+STOP_SECONDS = 240.0
+"""The same for its end: a broker of RocketMQ waits for its services one by one, and writes its files."""
+
 
 def wait_until(condition: Callable[[], Any], seconds: float, what: str, every: float = 0.05) -> Any:
     """Poll until `condition()` is true, and return its value. Raises TimeoutError with `what`."""
@@ -167,7 +170,7 @@ class Process:
         self.child.wait(seconds)
         self._reader.join(10)
 
-    def stop(self, seconds: float = 30) -> int:
+    def stop(self, seconds: float = STOP_SECONDS) -> int:
         """Send SIGTERM and wait; after `seconds` SIGKILL. Return the exit status."""
         if self.child.poll() is None:
             self.child.send_signal(signal.SIGTERM)

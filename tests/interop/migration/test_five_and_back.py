@@ -91,7 +91,7 @@ def test_a_5_3_3_broker_becomes_ours_and_java_again(five: Processes, tmp_path: p
     before = trio.run(attributes, names)
     trio.run(send, names, "java")
     first = trio.run(consume, names, 20)
-    assert java.stop(120) in (0, 143)
+    assert java.stop() in (0, 143)
 
     check = [sys.executable, "-m", "rmq", "store", "check", str(store)]
     assert subprocess.run(check, check=False, timeout=300).returncode == 0
@@ -103,7 +103,7 @@ def test_a_5_3_3_broker_becomes_ours_and_java_again(five: Processes, tmp_path: p
     trio.run(send_delayed, names)
     trio.run(send, names, "ours")
     second = trio.run(consume, names, 41)
-    assert ours.stop(120) == 0
+    assert ours.stop() == 0
 
     assert subprocess.run(check, check=False, timeout=300).returncode == 0
     five.java_broker(names, store, **KEEP)
