@@ -110,11 +110,14 @@ def _tab(name: str, program: str) -> str:
 
 
 def pictures(text: str, exists: Callable[[str], bool]) -> str:
-    """Each picture that has a light and a dark form in both forms; the site shows the fitting one."""
+    """Each picture that has a light and a dark form in both forms; the site shows the fitting one. A page that
+    has both forms itself shows the picture once."""
 
     def replace(found: re.Match[str]) -> str:
         path = found["path"]
         stem, _, suffix = path.rpartition(".")
+        if stem.endswith("-dark") and f"({stem.removesuffix('-dark')}-light.{suffix})" in text:
+            return ""
         if stem.endswith("-light") and exists(dark := f"{stem.removesuffix('-light')}-dark.{suffix}"):
             return _both(found["text"], path, dark)
         if suffix == "svg" and "drawn-" in stem:

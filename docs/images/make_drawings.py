@@ -94,7 +94,7 @@ def topic() -> Drawing:
             kind = "done" if offset < (4, 2, 3, 5)[queue] else "cell"
             drawing.box(238 + offset * 40, y, 36, 32, kind)
             drawing.text(256 + offset * 40, y + 21, str(offset), "code", "middle")
-    drawing.text(184, 272, "numbers: offsets    grey: consumed by billing")
+    drawing.text(184, 272, "numbers: offsets; grey: consumed by billing")
     drawing.arrow((120, 148), (165, 148))
     drawing.box(560, 30, 190, 150, "area")
     drawing.text(574, 52, "group billing", "title")

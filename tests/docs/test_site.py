@@ -103,6 +103,12 @@ def test_pictures_of_two_forms_are_both_in_the_page() -> None:
     )
 
 
+def test_a_page_with_both_forms_of_a_picture_shows_it_once() -> None:
+    made = SITE["pictures"]("![a](a-light.png)\n\n![a, dark](a-dark.png) ![b](b-dark.png)", lambda path: True)
+
+    assert made == "![a](a-light.png#only-light) ![a](a-dark.png#only-dark)\n\n ![b](b-dark.png)"
+
+
 def test_links_out_of_the_docs_lead_to_pages_of_the_site_or_are_text() -> None:
     text = "[rules](../../CONTRIBUTING.md#tests), [errors](../../rmq/errors.py), [a](../app.md#b), [x](https://x.org)"
 
