@@ -413,5 +413,5 @@ class Processes:
     def mqadmin(self, *arguments: str) -> str:
         """Run mqadmin to its end, and return its output."""
         command = self.java.command(MQADMIN, *arguments, home=self.home)
-        done = subprocess.run(command, capture_output=True, text=True, timeout=90, cwd=self.folder)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=START_SECONDS, cwd=self.folder)
         return done.stdout + done.stderr
