@@ -110,8 +110,8 @@ def _tab(name: str, program: str) -> str:
 
 
 def pictures(text: str, exists: Callable[[str], bool]) -> str:
-    """Each picture that has a light and a dark form in both forms; the site shows the fitting one. A page that
-    has both forms itself shows the picture once."""
+    """Each picture that has a light and a dark form in both forms; the site shows the fitting one. A page
+    that has both forms itself shows the picture once."""
 
     def replace(found: re.Match[str]) -> str:
         path = found["path"]
