@@ -16,7 +16,6 @@ import os
 import pathlib
 import random
 import signal
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any, cast
@@ -25,7 +24,8 @@ import pytest
 import trio
 
 import rmq
-from tests.crash.spark.processes import QUICK_JAVA, batches_in, signal_all
+from tests.crash.spark.processes import batches_in, signal_all, start_spark
+from tests.crash.spark.replay import AHEAD_UNLIMITED, RATE, TARGET, Replay
 from tests.interop.rocketmq import Process, Processes
 
 from ..load import TOPIC, Load, places, read_all
@@ -46,14 +46,6 @@ BEFORE = 50
 def processes(tmp_path: pathlib.Path) -> Iterator[Processes]:
     with Processes(cast(Any, None), tmp_path) as started:
         yield started
-
-
-def start_spark(processes: Processes, namesrv: str, name: str, *arguments: str) -> Process:
-    program = [sys.executable, "-m", "rmq", "spark", name, "-n", namesrv, *arguments]
-    plugins = pathlib.Path(__file__).parents[3] / "plugins"
-    path = os.pathsep.join([str(plugins.parent), str(plugins)])
-    room = ("--master", "local[2]", "--memory", "512m")
-    return processes.start([*program, *room], f"spark-{name}", env={"PYTHONPATH": path, **QUICK_JAVA})
 
 
 class Job:
@@ -168,96 +160,28 @@ def test_an_archive_killed_again_and_again_has_every_message_once(
 
 # --- sending again ---
 
-TARGET = "KillTarget"
-RATE = 2000
-SOURCE = 12_000 * (REPLAY_KILLS + 2)  # more than is sent until the last kill
-
-
-class Replay:
-    """One run from TOPIC to TARGET, started and killed."""
-
-    def __init__(
-        self, processes: Processes, state: pathlib.Path, namesrv: str, puller: rmq.PullConsumer
-    ) -> None:
-        self.processes = processes
-        self.state = state
-        self.namesrv = namesrv
-        self.puller = puller
-
-    def start(self, *more: str) -> Process:
-        given = ("--topic", TOPIC, "--to", TARGET, "--run", "killed", "--state", str(self.state))
-        return start_spark(self.processes, self.namesrv, "replay", *given, "-o", "json", *more)
-
-    async def finish(self) -> dict[str, Any]:
-        """Run to the end, as fast as it goes; gives the summary."""
-        process = self.start()
-        await trio.to_thread.run_sync(process.child.wait, BATCH_SECONDS)
-        assert process.child.returncode == 0, process.said()
-        found: dict[str, Any] = json.loads("".join(process.lines))
-        return found
-
-    async def length(self) -> int:
-        """The number of messages in the target."""
-        queues = await self.puller.message_queues(TARGET)
-        return sum([await self.puller.max_offset(queue) for queue in queues])
-
-    async def grown(self, process: Process, since: int, rows: int) -> None:
-        """Wait until the target has got so many more."""
-        with trio.fail_after(BATCH_SECONDS):
-            while await self.length() < since + rows:
-                assert process.child.poll() is None, process.said()
-                await trio.sleep(0.01)
-
-    async def killed(self, rows: int, seconds: float, *more: str) -> None:
-        """Run until so many are sent, and some seconds longer, then kill all of it."""
-        since, process = await self.length(), self.start(*more)
-        try:
-            if rows:
-                await self.grown(process, since, rows)
-            await trio.sleep(seconds)
-            assert process.child.poll() is None, process.said()
-        finally:
-            signal_all(process, signal.SIGKILL)
-            process.kill()
-
-    async def overtaken(self) -> dict[str, Any]:
-        """Stop a run in the middle, have another one send the rest, and let the first go on before it is
-        killed: as late as this no request comes out of a network. Gives the summary of the other."""
-        since, process = await self.length(), self.start("--rate", str(RATE))
-        try:
-            await self.grown(process, since, RATE)
-            signal_all(process, signal.SIGSTOP)
-            done = await self.finish()
-            end = await self.length()
-            signal_all(process, signal.SIGCONT)
-            await self.grown(process, end, 1)
-        finally:
-            signal_all(process, signal.SIGKILL)
-            process.kill()
-        return done
-
 
 async def replay_campaign(
     processes: Processes, folder: pathlib.Path, namesrv: str, chance: random.Random
-) -> None:
+) -> int:
+    """Kill a run again and again, and have it end. Returns the number of messages in the source."""
     async with rmq.connect(namesrv) as client, client.producer("writers") as producer:
         await producer.send(rmq.Message(TARGET, b"before"))
-        for begin in range(0, SOURCE, 1000):
-            numbers = range(begin, begin + 1000)
-            await producer.send_batch([rmq.Message(TOPIC, b"%d-" % n + b"x" * 300) for n in numbers])
         async with client.pull_consumer("auditors") as puller:
-            job = Replay(processes, folder, namesrv, puller)
+            job = Replay(processes, folder, namesrv, puller, producer)
             for number in range(REPLAY_KILLS):
                 early = number % 4 == 3  # while it starts, looks, or sends the first rows
                 rows, seconds = (0, chance.uniform(1, 14)) if early else (chance.randint(1, 3 * RATE), 0)
                 rate = ("--rate", str(RATE)) if early or number % 3 else ()
                 await job.killed(rows, seconds, *rate)
                 print(f"kill {number + 1}: {await job.length() - 1} sent {' '.join(rate)}", flush=True)
-            left = SOURCE + 1 - await job.length()
+            await job.write_ahead(AHEAD_UNLIMITED)
+            left = job.source + 1 - await job.length()
             last = await job.overtaken()
             print(f"{left} were left, the last run sent {last['sent']}: {await job.length() - 1}")
             assert last["sent"] > 0
             assert (await job.finish())["sent"] == 0
+            return job.source
 
 
 def test_a_replay_killed_again_and_again_has_sent_every_message(
@@ -265,7 +189,7 @@ def test_a_replay_killed_again_and_again_has_sent_every_message(
 ) -> None:
     namesrv = processes.rmq_namesrv()
     processes.rmq_broker(namesrv, tmp_path / "store", brokerName="killed")
-    trio.run(replay_campaign, processes, tmp_path / "state", namesrv, random.Random(SEED))
+    written = trio.run(replay_campaign, processes, tmp_path / "state", namesrv, random.Random(SEED))
 
     source = Counter(places(trio.run(read_all, namesrv)).values())
     target = Counter(places(trio.run(read_all, namesrv, TARGET)).values())
@@ -275,7 +199,7 @@ def test_a_replay_killed_again_and_again_has_sent_every_message(
         f"seed {SEED}: {REPLAY_KILLS} kills, {source.total()} messages, {target.total()} sent,"
         f" {target.total() - len(target)} of them twice, {once.total()} without duplicates"
     )
-    assert source.total() == len(source) == SOURCE
+    assert source.total() == len(source) == written
     assert set(target) == set(source)
     assert target.total() > len(target)  # those of the run that was overtaken
     assert once == source
