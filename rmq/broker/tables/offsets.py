@@ -295,8 +295,10 @@ class Offsets:
         return dict(self._table.get(f"{topic}@{group}", ()))
 
     def clone(self, group: str, to_group: str, topic: str) -> None:
-        """Give another group the same offsets in a topic. Raises ResponseError for the broker's own."""
+        """Give another group the same offsets in a topic. Raises ResponseError."""
         _check_owner(to_group)
+        if self._is_slave and self._role.is_in_set:
+            raise _refused_by_slave(f"offsets of group {to_group} are")
         offsets = self._table.get(f"{topic}@{group}")
         if offsets is not None:
             if f"{topic}@{to_group}" not in self._table:
@@ -544,8 +546,11 @@ class Offsets:
 
     def _on_update(self, request: Command, connection: Any, now: int) -> Command | None:
         header = request.read(UpdateConsumerOffsetRequestHeader)
-        if request.is_oneway and f"{header.topic}@{header.consumer_group}" in self._watched:
+        is_copy = self._is_slave and self._role.is_in_set
+        if request.is_oneway and (is_copy or f"{header.topic}@{header.consumer_group}" in self._watched):
             return None
+        if is_copy:
+            raise _refused_by_slave(f"offset {header.commit_offset} is")
         if not request.is_oneway:
             _check_role(self._role, header)
         self._take(header, connection)
@@ -558,10 +563,7 @@ class Offsets:
         Raises ResponseError, also at a slave: its offsets are its master's.
         """
         if self._is_slave:
-            remark = (
-                f"offset {header.commit_offset} is not kept: this broker is a slave, commit at its master"
-            )
-            raise for_code(ResponseCode.SERVICE_NOT_AVAILABLE, remark)
+            raise _refused_by_slave(f"offset {header.commit_offset} is")
         _check_role(self._role, header)
         self._take(header, peer)
         return self._when_replicated(self.changes, peer, on_done)
@@ -622,6 +624,13 @@ def _remove(table: dict[str, dict[str, None]], key: str, name: str) -> None:
     names.pop(name, None)
     if not names:
         del table[key]
+
+
+def _refused_by_slave(what: str) -> ResponseError:
+    """RocketMQ's slaves keep commits of clients, and so does a slave here without controllers. In a set the
+    slave may be elected: a row that it alone has would be the group's progress then."""
+    remark = f"{what} not kept: this broker is a slave, commit at its master"
+    return for_code(ResponseCode.SERVICE_NOT_AVAILABLE, remark)
 
 
 def _check_role(role: Role, header: UpdateConsumerOffsetRequestHeader) -> None:

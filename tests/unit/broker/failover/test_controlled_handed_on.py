@@ -20,7 +20,11 @@ from rmq.message import Message, MessageQueue
 from rmq.protocol.bodies import LockBatchRequestBody, LockBatchResponseBody, UnlockBatchRequestBody
 from rmq.protocol.codes import PERM_READ, PERM_WRITE, RequestCode, ResponseCode
 from rmq.protocol.command import Command
-from rmq.protocol.headers import CreateTopicRequestHeader, UpdateConsumerOffsetRequestHeader
+from rmq.protocol.headers import (
+    CloneGroupOffsetRequestHeader,
+    CreateTopicRequestHeader,
+    UpdateConsumerOffsetRequestHeader,
+)
 from rmq.testing.disk import MemoryDisk
 from tests.sim.real_brokers.broker_controllers import CONTROLLERS
 from tests.sim.real_brokers.brokers import Node, Set, controlled_set
@@ -140,6 +144,27 @@ async def test_a_master_without_a_lease_answers_no_commit_and_takes_those_that_a
         await found.pool.notify(address, request)
         await trio.sleep(0.1)
         assert first.broker.offsets.of("G", "T") == {0: 7}
+
+
+async def test_a_slave_of_a_set_keeps_no_commit_of_its_own(autojump_clock: trio.testing.MockClock) -> None:
+    """Its master would not know the row; once elected, the slave would take it for the group's progress."""
+    async with controlled_set(2) as (found, client):
+        await found.begin(client, group="G")
+        async with client.producer("P") as producer:
+            for number in range(10):
+                await found.send(producer, f"m{number}")
+        await trio.sleep(1)
+        second = found.nodes[1]
+        address = f"{second.host}:10911"
+        assert await commit(found, address, 5) == ResponseCode.SERVICE_NOT_AVAILABLE
+        header = UpdateConsumerOffsetRequestHeader("G", "T", 0, 7)
+        request = Command.request(RequestCode.UPDATE_CONSUMER_OFFSET, header=header, oneway=True)
+        await found.pool.notify(address, request)
+        clone = CloneGroupOffsetRequestHeader("G", "H", "T", offline=True)
+        answer = await found.pool.call(address, Command.request(RequestCode.CLONE_GROUP_OFFSET, clone), 5)
+        assert answer.code == ResponseCode.SERVICE_NOT_AVAILABLE
+        assert second.broker is not None
+        assert second.broker.offsets.of("G", "T") == {}
 
 
 async def test_a_committed_offset_is_soon_at_the_slaves(autojump_clock: trio.testing.MockClock) -> None:
