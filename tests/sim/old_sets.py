@@ -17,6 +17,7 @@ from attrs import define
 
 from rmq.controller.consensus.journal import Journal
 from rmq.controller.replica import Epochs, Replica
+from rmq.controller.sets import BrokerSet
 from rmq.errors import CorruptRecord
 from tests.sim.sets import Broker, SetSimulation
 
@@ -266,6 +267,8 @@ class OldSets(SetSimulation):
             return False
         sets = [one.broker_set for one in replicas if one.broker_set is not None]
         known = max(sets, key=lambda one: (one.epoch, one.version))
+        if not self.is_told_all(known):
+            return False
         return any(
             other is not broker
             and other.replica is not None
@@ -275,6 +278,15 @@ class OldSets(SetSimulation):
             and all(at < other.flushed for at in self.acknowledged)
             for other in self.brokers.values()
         )
+
+    def is_told_all(self, known: BrokerSet) -> bool:
+        """True if the controllers hold nothing newer, and nothing is on its way into their tables: else they
+        may have elected the replica whose folder goes back, with nobody else in sync."""
+        rafts = [member.raft for member in self.members.values()]
+        if any(raft is None or raft.applied < raft._journal.last for raft in rafts):
+            return False
+        tables = [member.machine.sets.get("s") for member in self.members.values()]
+        return all(one is None or (one.epoch, one.version) <= (known.epoch, known.version) for one in tables)
 
     def broker_fault(self) -> None:
         if self.is_behind():
