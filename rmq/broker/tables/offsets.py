@@ -295,7 +295,7 @@ class Offsets:
         return dict(self._table.get(f"{topic}@{group}", ()))
 
     def clone(self, group: str, to_group: str, topic: str) -> None:
-        """Give another group the same offsets in a topic. Raises ResponseError."""
+        """Give a group another's offsets. Raises ResponseError for the broker's own, and at a set's slave."""
         _check_owner(to_group)
         if self._is_slave and self._role.is_in_set:
             raise _refused_by_slave(f"offsets of group {to_group} are")

@@ -115,8 +115,8 @@ async def serve_listeners(
 class Server:
     """The connections of a service, from all its listeners.
 
-    An idle connection has no task where that is possible (`Connection.run`): three quarters of its memory
-    would be the task, with its frames and cancel scopes. `expire` closes such connections at the end.
+    An idle connection has no task where that is possible (`Connection.run`): the task, with its frames and
+    cancel scopes, would be two thirds of its memory. `expire` closes such connections at the end.
     """
 
     def __init__(

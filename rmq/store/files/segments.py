@@ -198,7 +198,7 @@ class Segments:
         """Sync the files that hold start..stop. Addresses before the first file are left out. Thread-safe:
         the state of this object stays unchanged."""
         first = self.bases[:1]  # the other thread may remove it
-        start = max([start, *first]) if first else stop
+        start = max(start, first[0]) if first else stop
         for base in range(start - start % self.file_size, stop, self.file_size):
             progress("log synced", max(0, base - start), stop - start)
             segment = self._opened.get(base)
