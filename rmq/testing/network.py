@@ -127,7 +127,12 @@ class MemoryNetwork:
         for stream in list(self._streams):
             if stream.local_host == one:
                 stream.vanish()
-        self._listeners = {key: found for key, found in self._listeners.items() if key[0] != one}
+        for key in [key for key in self._listeners if key[0] == one]:
+            self._listeners.pop(key).forget_offered()
+
+    def open_at(self, host: str) -> int:
+        """Number of open connections of a host; one to itself counts twice."""
+        return sum(stream.local_host == host for stream in self._streams)
 
     def delay(self, source: str, target: str) -> float:
         """The delay of the next bytes of one host to another, in seconds."""
@@ -240,10 +245,18 @@ class MemoryListener:
         if self._network._listeners.get(self._key) is self:
             del self._network._listeners[self._key]
         self._is_closed = True
-        while self._offered:
-            self._offered.popleft().break_off()
+        for stream in self.forget_offered():
+            stream.break_off()
         self._changed.notify()
         await anyio.lowlevel.checkpoint()
+
+    def forget_offered(self) -> list[MemoryStream]:
+        """Remove this end of the connections that no task has accepted; return them."""
+        offered = list(self._offered)
+        self._offered.clear()
+        for stream in offered:
+            self._network._streams.pop(stream, None)
+        return offered
 
 
 class _Change:

@@ -53,8 +53,7 @@ def check_memory(found: Set) -> None:
         for path, size in sizes(broker):
             if size > ENTRIES and not path.endswith(REMEMBERED):
                 raise Violation(f"{node.host}: {path} has {size} entries")
-        streams = sum(stream.local_host == node.host for stream in found.network._streams)
-        if streams > STREAMS:
+        if (streams := found.network.open_at(node.host)) > STREAMS:
             raise Violation(f"{node.host} has {streams} connections")
 
 

@@ -281,3 +281,23 @@ async def test_of_a_machine_that_vanishes_the_others_hear_when_they_send(autojum
         await before.dial("a:1")
     assert scope.cancelled_caught
     await network.host("b").dial("a:1")
+
+
+@pytest.mark.parametrize("vanishes", [False, True])
+async def test_a_listener_takes_the_peers_that_wait_with_it(
+    autojump_clock: MockClock, *, vanishes: bool
+) -> None:
+    network = MemoryNetwork()
+    listener = await network.host("b").listen("b:1")
+    clients = [await network.host("a").dial("b:1") for _ in range(3)]
+    assert network.open_at("b") == 3
+    if vanishes:
+        network.vanish("b")
+    else:
+        await listener.aclose()
+    assert network.open_at("b") == 0
+    for client in clients:
+        with pytest.raises(trio.BrokenResourceError):
+            await client.send_all(b"x")
+        await client.aclose()
+    assert network.open_at("a") == 0
