@@ -274,9 +274,27 @@ class OldSets(SetSimulation):
             and other.replica is not None
             and other.replica.number in known.in_sync
             and other.replica.epoch == known.epoch
+            and self.is_heard(other.replica)
             and all(other.log[at : at + 1] == [value] for at, (value, _) in self.acknowledged.items())
             and all(at < other.flushed for at in self.acknowledged)
             for other in self.brokers.values()
+        )
+
+    def is_heard(self, replica: Replica) -> bool:
+        """True if the leading controllers heard the replica just now, and will go on hearing it.
+
+        Else the master may lose its lease now, and the controllers would elect the replica whose folder goes
+        back by its last heartbeat. It would be refused with nobody else in sync, and the set would rightly
+        wait for an operator.
+        """
+        leading = [
+            (self.controllers[member.name].elections, member.clock(self.now))
+            for member in self.members.values()
+            if member.raft is not None and member.raft.is_leading(member.clock(self.now))
+        ]
+        return bool(leading) and all(
+            self.delay[1] < one.lease_s / 4 and one.lives("s", replica.number, now + one.lease_s * 3 / 4)
+            for one, now in leading
         )
 
     def is_told_all(self, known: BrokerSet) -> bool:
