@@ -12,7 +12,7 @@ from collections import Counter
 import pytest
 
 from rmq.spark.runtime import java_home
-from tests.interop.spark.spark_cluster import spark_home
+from tests.interop.spark.spark_cluster import unpacked_home
 from tests.spark.cluster import running
 
 pytest.importorskip("pyspark.pipelines", reason="Spark 4.1 or later")
@@ -57,6 +57,7 @@ def rows_of(folder: pathlib.Path, table: str) -> list[dict[str, object]]:
 def test_a_streaming_table_has_each_message_once(tmp_path: pathlib.Path) -> None:
     (tmp_path / "definitions").mkdir()
     (tmp_path / "spark-pipeline.yml").write_text(SPEC.format(folder=tmp_path))
+    home = unpacked_home(tmp_path)
     with running(tmp_path / "cluster") as cluster, java_home() as java:
         cluster.make_topic("In", 2)
         options = cluster.options("In", startingOffsets="earliest")
@@ -66,12 +67,12 @@ def test_a_streaming_table_has_each_message_once(tmp_path: pathlib.Path) -> None
             "JAVA_HOME": str(java),
             "PYSPARK_PYTHON": sys.executable,
             "PYTHONPATH": os.pathsep.join(sys.path),
-            "SPARK_HOME": str(spark_home()),
+            "SPARK_HOME": str(home),
             "SPARK_LOCAL_IP": "127.0.0.1",
         }
         cluster.send("In", COUNT, queues=2)
         done = subprocess.run(
-            [str(spark_home() / "bin" / "spark-pipelines"), "run"],
+            [str(home / "bin" / "spark-pipelines"), "run"],
             env=environment,
             cwd=tmp_path,
             capture_output=True,
