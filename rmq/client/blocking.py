@@ -438,6 +438,7 @@ class Admin:
     call = _Waiting(async_admin.Admin.call)
     cluster_info = _Waiting(async_admin.Admin.cluster_info)
     cluster_report = _Waiting(async_admin.Admin.cluster_report)
+    missing_brokers = _Waiting(async_admin.Admin.missing_brokers)
     forget_missing = _Waiting(async_admin.Admin.forget_missing)
     topic_route = _Waiting(async_admin.Admin.topic_route)
     broker_addresses = _Waiting(async_admin.Admin.broker_addresses)

@@ -224,6 +224,12 @@ class Cluster:
         """Brokers that were away at the last query, which did not wait for them."""
         return frozenset(self._skipped)
 
+    def skip(self, brokers: Set[str]) -> None:
+        """Note brokers that are away and not waited for; the first time with a warning."""
+        if new := brokers - self._skipped:
+            log.warning("away, and skipped for now (onBrokerAway=skip): %s", ", ".join(sorted(new)))
+        self._skipped |= brokers
+
     def is_of_slave(self, queue: MessageQueue) -> bool:
         """True if a slave may have given an answer of the last query for this queue's broker."""
         return queue.broker_name in self._by_slaves
@@ -275,14 +281,16 @@ class Cluster:
 
         return self._ask(search, queues)
 
-    def left_behind(self) -> frozenset[str]:
+    def left_behind(self) -> frozenset[str] | None:
         """Brokers that took messages of the topics, left the name servers without a drain, and did not come
-        back; only rmq's name servers report them."""
-        report = self._loop.call(self._patiently, self._client.admin.cluster_report)
+        back; None if the name servers are RocketMQ's, which do not know."""
+        missing = self._loop.call(self._patiently, self._client.admin.missing_brokers)
+        if missing is None:
+            return None
         options, pattern = self._options, self._options.topic_pattern
         return frozenset(
             one.broker_name
-            for one in report.missing_brokers
+            for one in missing
             if one.broker_id == MASTER_ID
             if one.topic_count > len(one.topics)
             or (_matching(pattern, one.topics) if pattern else set(options.topics) & set(one.topics))
@@ -321,7 +329,7 @@ class Cluster:
             if not away:
                 break
             if skips and not away & self._options.required_brokers:
-                self._skip(away)
+                self.skip(away)
                 break
             if anyio.current_time() >= deadline:
                 raise brokers_away(away)
@@ -357,7 +365,7 @@ class Cluster:
         asked = [queue for queue in queues if queue not in found and queue.broker_name in there]
         found |= await self._ask_all(self._bounds, asked, skips=skips)
         self._skipped -= there
-        self._skip({queue.broker_name for queue in queues} - there)
+        self.skip({queue.broker_name for queue in queues} - there)
         return {queue: found[queue] for queue in queues if queue in found}
 
     async def _topic_bounds(self, queue: MessageQueue) -> dict[MessageQueue, tuple[int, int]]:
@@ -366,11 +374,6 @@ class Cluster:
             return await self._consumer.bounds(queue)
         except ResponseError:  # the broker may still know the queues of a deleted topic
             return {}
-
-    def _skip(self, brokers: set[str]) -> None:
-        if new := brokers - self._skipped:
-            log.warning("away, and skipped for now (onBrokerAway=skip): %s", ", ".join(sorted(new)))
-        self._skipped |= brokers
 
     def _note_slave(self, queue: MessageQueue) -> None:
         if self._consumer.master(queue) is None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any, Final, Literal
 from urllib.parse import unquote, urlsplit
@@ -36,7 +37,7 @@ def batch_bounds(cluster: Cluster, options: ReadOptions) -> tuple[Offsets, Offse
     chosen topic or group does not exist.
     """
     first, last = starting(options, streaming=False), ending(options)
-    queues = _chosen(cluster, options, (first, last), skips=options.skips)
+    queues = _chosen(cluster, options, (first, last), skips=options.skips, warns=True)
     if options.skips:
         queues = list(cluster.bounds(queues, skips=True))
     start = _resolved(cluster, queues, first, options.starting_times, options)
@@ -45,16 +46,23 @@ def batch_bounds(cluster: Cluster, options: ReadOptions) -> tuple[Offsets, Offse
 
 
 def _chosen(
-    cluster: Cluster, options: ReadOptions, offsets: Iterable[str | int | Offsets], *, skips: bool = False
+    cluster: Cluster,
+    options: ReadOptions,
+    offsets: Iterable[str | int | Offsets],
+    *,
+    skips: bool = False,
+    warns: bool = False,
 ) -> list[MessageQueue]:
     """The queues to read from the beginning on; waits for brokers that options, offsets or the state of an
-    earlier batch name."""
+    earlier batch name. With `warns` it logs when nothing tells whether a broker is away."""
     named = {queue for one in offsets if isinstance(one, dict) for queue in one}
     folder = _folder(options.state_location) if options.state_location else None
     had = _brokers_had(folder / BROKERS_NAME) if folder is not None else frozenset()
-    left = frozenset[str]() if skips else cluster.left_behind()
+    told = cluster.left_behind()
+    left = told or frozenset[str]()
     try:
-        queues = cluster.queues({*options.queues, *named}, brokers=had | left, skips=skips)
+        awaited = had if skips else had | left
+        queues = cluster.queues({*options.queues, *named}, brokers=awaited, skips=skips)
     except BrokersAway as error:
         if had - options.required_brokers and folder is not None:
             raise BrokersAway(f"{error} (of those that {folder / BROKERS_NAME} names)") from None
@@ -64,9 +72,23 @@ def _chosen(
         raise
     _check_chosen(queues, options)
     now = frozenset(queue.broker_name for queue in queues)
+    if skips:
+        cluster.skip(left - now)
+    elif warns and told is None and not (named or had or options.queues or options.required_brokers):
+        _warn_of_unknown(now)
     if folder is not None and not now <= had:
         _keep_brokers(folder / BROKERS_NAME, had | now)
     return queues
+
+
+@cache
+def _warn_of_unknown(brokers: frozenset[str]) -> None:
+    """Warn, once in a process, that messages of brokers that are away may be missing."""
+    log.warning(
+        "the name servers do not tell whether a broker is away (RocketMQ's do not): the batch has the"
+        " messages of %s; with requireBrokers or stateLocation it fails without one of them",
+        ", ".join(sorted(brokers)) or "no broker",
+    )
 
 
 def _check_chosen(queues: list[MessageQueue], options: ReadOptions) -> None:

@@ -455,7 +455,7 @@ class UnpositionedStreamReader(StreamReader):
         master, regardless of `onBrokerAway`, `requireMasters` and `failOnDataLoss`.
         """
         cluster = self._open()
-        left = cluster.left_behind()
+        left = cluster.left_behind() or frozenset[str]()
         try:
             queues = cluster.queues(brokers=left, patient=True)
         except BrokersAway as error:

@@ -23,6 +23,7 @@ from rmq.protocol.bodies import (
     ClusterReport,
     ConsumerOffsetSerializeWrapper,
     KVTable,
+    MissingBroker,
     TopicRouteData,
 )
 from rmq.protocol.codes import MASTER_ID, RequestCode, ResponseCode
@@ -119,6 +120,13 @@ class Cluster:
         reports neither."""
         answer = await self._ask_names(RequestCode.GET_BROKER_CLUSTER_INFO, {WITH_MISSING: "true"})
         return ClusterReport.from_json(answer.body)
+
+    async def missing_brokers(self) -> list[MissingBroker] | None:
+        """Brokers that left the name servers without a drain and did not come back; None from RocketMQ's name
+        server, which does not keep them."""
+        answer = await self._ask_names(RequestCode.GET_BROKER_CLUSTER_INFO, {WITH_MISSING: "true"})
+        is_reported = b'"missingBrokers"' in answer.body
+        return ClusterReport.from_json(answer.body).missing_brokers if is_reported else None
 
     async def forget_missing(self, broker_name: str) -> dict[str, int]:
         """Let every name server forget the missing brokers of a name, which will not come back. Returns name

@@ -6,6 +6,7 @@ No Spark runs here: the readers are called as it does.
 from __future__ import annotations
 
 import json
+import logging
 import pathlib
 import threading
 import time
@@ -18,7 +19,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 from rmq.client import blocking
 from rmq.errors import ConfigError
 from rmq.protocol.bodies import TopicConfig
-from rmq.spark import cluster
+from rmq.spark import cluster, ranges
 from rmq.spark.cluster import BrokersAway
 from rmq.spark.offsets import DataLoss, offsets_of, offsets_tree, places_of
 from rmq.spark.options import read_options
@@ -134,12 +135,32 @@ def test_a_batch_remembers_the_brokers_that_it_had(two: Two, topic: str, tmp_pat
         count(batch(two, topic, stateLocation=tmp_path / "state"))
 
 
-def test_a_batch_by_topic_is_not_silently_half(two: Two, topic: str) -> None:
-    with two.away():
+def test_a_batch_by_topic_is_not_silently_half(
+    two: Two, topic: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with two.away(), caplog.at_level(logging.WARNING):
         with pytest.raises(BrokersAway, match=f"{OTHER}.*without a drain"):
             count(batch(two, topic))
         assert count(batch(two, topic, onBrokerAway="skip")) == EACH
+        assert f"skipped for now (onBrokerAway=skip): {OTHER}" in caplog.text
     assert count(batch(two, topic)) == 2 * EACH
+
+
+def test_a_batch_says_that_name_servers_like_rocketmqs_know_no_broker_that_is_away(
+    two: Two, topic: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rmq.client.admin.cluster.WITH_MISSING", "unknown")  # they answer as RocketMQ's
+    ranges._warn_of_unknown.cache_clear()
+    given = options(two, topic, assign=json.dumps({topic: {"embedded": [0, 1]}}))
+    del given["topic"]
+    warning = "do not tell whether a broker is away"
+    with two.away(), caplog.at_level(logging.WARNING):
+        assert count(BatchReader(read_options(given, streaming=False), SCHEMA)) == EACH
+        assert count(batch(two, topic, requireBrokers="embedded")) == EACH
+        assert warning not in caplog.text
+        for _ in range(2):
+            assert count(batch(two, topic)) == EACH
+        assert [warning in line and "messages of embedded;" in line for line in caplog.messages] == [True]
 
 
 def test_offsets_and_queues_that_are_named_are_waited_for(two: Two, topic: str) -> None:
