@@ -187,6 +187,7 @@ class Controller:
         return self._electing.get(name, 0) > self.raft.applied
 
     def _heard(self, heartbeat: Heartbeat, now: float) -> Answer:
+        self.elections.take_lease_length(heartbeat)
         known = self.sets.sets.get(heartbeat.name)
         if known is None:
             return Answer(f"there is no broker set {heartbeat.name}: register")

@@ -11,7 +11,8 @@ controller, the lease was over at the master before, whichever clock runs faster
 The length of a lease is a setting, which may differ between controllers while operators change it. So the log
 holds the length, too (`agreed_s`): no valid lease is longer. A leader grants the shorter of setting and
 `agreed_s`; a new leader waits for the longer. A leader proposes a shorter length when no longer lease can be
-valid.
+valid. A log that went back to an older one may lack a longer length: replicas report the length that they
+were told, and a new leader waits for that, too.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ class Elections:
         self.is_unclean = is_unclean
         self.evidence = Evidence(gather_s)
         self._since = math.inf
+        self._told_s = 0.0  # the longest lease that replicas were told
         self._heard: dict[tuple[str, int], tuple[float, Heartbeat]] = {}
         self._leased: dict[str, float] = {}  # set -> end of its last lease
         self._began: dict[str, str] = {}  # set -> `BrokerSet.began` of the set that the other tables describe
@@ -57,7 +59,7 @@ class Elections:
     @property
     def _earlier_over(self) -> float:
         """The time when all leases of earlier leaders are over."""
-        return self._since + max(self.setting_s, self.agreed_s)
+        return self._since + max(self.setting_s, self.agreed_s, self._told_s)
 
     def due_lease(self, now: float) -> float | None:
         """The length of a lease to propose now; None when the log has it, or when a shorter length may not be
@@ -72,7 +74,7 @@ class Elections:
         proposals are either agreed on or lost. `inherited` are the sets in its table."""
         if inherited is not None:
             self._forget_former_sets(inherited)
-        self._since = now
+        self._since, self._told_s = now, 0.0
         self.evidence.begin(now, is_new_term=is_new_term, inherited=inherited or {})
         if is_new_term:
             self._ending = {}
@@ -117,6 +119,10 @@ class Elections:
         if heartbeat.incarnation > replica.incarnation:
             return f"{name} does not know here that replica {heartbeat.number} was started again: register"
         return ""
+
+    def take_lease_length(self, heartbeat: Heartbeat) -> None:
+        """Take the longest lease that a replica was told, also of a heartbeat that is refused."""
+        self._told_s = max(self._told_s, heartbeat.lease_s)
 
     def hear(self, heartbeat: Heartbeat, broker_set: BrokerSet, now: float) -> bool:
         """Take a heartbeat; return whether the replica has a lease as a master from now on."""

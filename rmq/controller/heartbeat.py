@@ -26,6 +26,9 @@ class Heartbeat:
     replica has led or followed since its start, 0 for none. `confirmed`, from a master: the end of a record
     that all replicas in sync had on their disks, and the epoch in which they reported that end. Older
     versions send none of these three.
+
+    `lease_s`: seconds of the longest lease that may be valid, by the controllers' answers to this replica; 0
+    from an older version.
     """
 
     name: str
@@ -40,3 +43,4 @@ class Heartbeat:
     knows: tuple[int, int] = (0, 0)
     acted: int = UNKNOWN
     confirmed: Point = (0, 0)
+    lease_s: float = 0.0

@@ -49,6 +49,9 @@ class Replica:
         self._drift = drift
         self._lag_s = lag_s
         self._lease_until = -math.inf
+        self.longest_lease_s = 0.0
+        """Seconds of the longest lease that may be valid, by the answers of the controllers."""
+        self._longest_until = -math.inf
         self.has_stepped_down = False
         self._reach: dict[int, int] = {}
         self._caught_up_at: dict[int, float] = {}
@@ -81,6 +84,11 @@ class Replica:
         request."""
         if epoch == self.epoch and not self.has_stepped_down:
             self._lease_until = max(self._lease_until, asked_at + lease_s * (1 - self._drift))
+
+    def take_lease_length(self, lease_s: float, now: float) -> None:
+        """Take the length of leases from any answer of the controllers."""
+        if lease_s >= self.longest_lease_s or now >= self._longest_until:
+            self.longest_lease_s, self._longest_until = lease_s, now + lease_s
 
     def step_down(self) -> None:
         """Stop acting in this epoch, whatever the controllers answer. Called before the controllers are

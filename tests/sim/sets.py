@@ -211,6 +211,7 @@ class SetSimulation(Simulation):
             knows=self.known(replica),
             acted=replica.epoch,
             confirmed=self.agreed(broker, replica, asked_at),
+            lease_s=replica.longest_lease_s,
         )
         self.ask(broker, heartbeat, lambda answer: self.beaten(broker, answer, asked_at, heartbeat.epoch))
         if replica.is_master(asked_at):
@@ -255,6 +256,7 @@ class SetSimulation(Simulation):
         if replica is None or answer.broker_set is None:
             return
         self.learn(broker, answer)
+        replica.take_lease_length(answer.lease_s, broker.clock(self.now))
         if answer.is_leased and epoch == replica.epoch == answer.broker_set.epoch:
             replica.lease(answer.broker_set.epoch, asked_at, answer.lease_s)
 

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from rmq.controller.consensus import journal
 from rmq.controller.consensus.recall import Recall
+from rmq.controller.elections import Elections
 from rmq.controller.evidence import Evidence
 from tests.sim.planted_bugs.bugs import Bug, planted
 
 OLD_BUGS: dict[str, Bug] = {
     "an older table is trusted": planted((Evidence, "is_behind", lambda self, broker_set: False)),
+    "a longer lease than the table has is forgotten": planted(
+        (Elections, "take_lease_length", lambda self, heartbeat: None)
+    ),
     "the first replica after a restart of all is elected": planted(
         (Evidence, "is_gathered", lambda self, broker_set, ready, now: True)
     ),
@@ -34,6 +38,7 @@ WIPED_BUGS: dict[str, Bug] = {
 
 OLD_CAUGHT_BY = {
     "an older table is trusted": 288,
+    "a longer lease than the table has is forgotten": 631003021,
     "the first replica after a restart of all is elected": 5,
 }
 WIPED_CAUGHT_BY = {

@@ -162,7 +162,7 @@ def _at_once(self: Elections, now: float) -> float | None:
 
 
 SET_BUGS["a shorter lease is agreed on while longer leases last"] = planted(
-    (Elections, "due_lease", _at_once)
+    (Elections, "due_lease", _at_once), (Elections, "take_lease_length", lambda self, heartbeat: None)
 )
 
 

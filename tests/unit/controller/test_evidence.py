@@ -258,6 +258,25 @@ def test_an_older_table_takes_what_its_master_was_told_and_gives_no_number_twice
     assert "must be replicas of the set" in do(sets, Adopt(evolve(full, version=11, in_sync=(7,)))).refusal
 
 
+def test_a_longer_lease_that_only_replicas_know_is_waited_for() -> None:
+    """The table may have gone back to the time of shorter leases, and the master be cut off."""
+    sets, known = three()
+    for told_s, elected_at in ((0.0, 3.0), (9.0, 9.0)):
+        elections = Elections(3.0)
+        elections.begin(0.0)
+        refused = evolve(heartbeat(2, epoch=7, reach=9), lease_s=told_s)
+        assert elections.refusal(refused, known)
+        elections.take_lease_length(refused)
+        for now in (0.1, elected_at - 0.1):
+            assert not elections.hear(heartbeat(2, reach=9), known, now)
+            assert elections.due(sets.sets, now) == []
+        (elect,) = elections.due(sets.sets, elected_at)
+        assert elect.master == 2
+        elections.begin(elected_at, inherited=sets.sets)
+        elections.hear(heartbeat(2, reach=9), known, elected_at + 2.9)
+        assert elections.due(sets.sets, elected_at + 3.0), "this leader was told nothing"
+
+
 def test_by_a_table_that_is_behind_nobody_has_a_lease_nor_comes_in_sync() -> None:
     """In the later version another may be the master."""
     sets, known = three()

@@ -145,6 +145,18 @@ def test_a_lease_counts_from_the_question_and_ends_early() -> None:
     assert not replica.is_master(6.0)
 
 
+def test_a_replica_knows_the_longest_lease_that_may_be_valid() -> None:
+    replica = master()
+    replica.take_lease_length(4.0, 0.0)
+    replica.take_lease_length(0.7, 1.0)  # the table went back
+    assert replica.longest_lease_s == 4.0
+    replica.take_lease_length(5.0, 2.0)
+    replica.take_lease_length(0.7, 6.9)
+    assert replica.longest_lease_s == 5.0
+    replica.take_lease_length(0.7, 7.0)
+    assert replica.longest_lease_s == 0.7
+
+
 def test_what_is_older_than_what_is_known_changes_nothing() -> None:
     replica = master()
     assert not replica.take_set(evolve(SET, version=2, in_sync=(1,)))

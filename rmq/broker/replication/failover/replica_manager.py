@@ -301,6 +301,7 @@ class ReplicaManager:
             knows=(0, 0) if known is None else (known.epoch, known.version),
             acted=replica.epoch,
             confirmed=self._agree(),
+            lease_s=replica.longest_lease_s,
         )
 
     def _agree(self) -> tuple[int, int]:
@@ -332,6 +333,7 @@ class ReplicaManager:
         self._heard_at = self._clock()
         self._check_lease()
         self._take_set(answer.broker_set)
+        self._replica.take_lease_length(answer.lease_s, self._heard_at)
         self._stepping_down = answer.broker_set.epoch if answer.hands_over else 0
         for number in answer.leaving:
             self._replica.left(number)
