@@ -123,6 +123,9 @@ class Poller:
                     self._inline.end()
                 self._epoll = self._inline = None
                 self.is_serving, self._unserved = False, []
+                for _, waiting in self._watched.values():  # their tasks read for themselves now
+                    if isinstance(waiting, TrioWaiter):
+                        waiting.resolve(None)
 
     def send_soon(self, send: Callable[[], None]) -> None:
         """Call `send` once other tasks have had their turn; it must not block or raise. Only while the poller
@@ -197,7 +200,8 @@ class Poller:
 
     async def attend(self, descriptor: int, on_readable: Callable[[], bool]) -> None:
         """Call `on_readable` whenever the descriptor can be read, until it returns False, or raises an error,
-        which this call then raises. `on_readable` must not block, and may be called without data.
+        which this call then raises, or until the poller ends. `on_readable` must not block, and may be called
+        without data.
 
         Returns after a single call when the descriptor is alone: the caller's own task waits in this case.
         Only one task may attend a descriptor, which stays open. Cancelled: the calls end.

@@ -206,7 +206,6 @@ class MasterSession:
         now: float,
         *,
         heartbeat_s: float = 5.0,
-        silence_s: float = 20.0,
         greet: Callable[[], MasterLog] | None = None,
         safe: Callable[[], int | None] = lambda: None,
         progress: Callable[[], Mapping[str, Any]] = dict,
@@ -241,12 +240,10 @@ class MasterSession:
         self._confirmed_sent, self._confirmed_at = -1, now - CONFIRMED_SECONDS
         self._state_at = now
         self._heartbeat_s = heartbeat_s
-        self._silence_s = silence_s
         self._frame_bytes = min(store.config.ha_transfer_batch_size, SLAVE_FRAME_MAX - FRAME.size)
         self._partial = b""
         self._next = -1  # physical offset of the next byte to send
         self._sent_at = now
-        self._heard_at = now
         self.acknowledged = -1
 
     @property
@@ -260,7 +257,6 @@ class MasterSession:
         Raises RemoteProtocolError for an offset that the slave cannot have: below zero, or above the last
         byte that was sent. A forged acknowledgement would make a send count as replicated.
         """
-        self._heard_at = now
         data = self._partial + data
         at, end = 0, len(data)
         while at + REPORT.size <= end:
@@ -392,10 +388,6 @@ class MasterSession:
         self._state_at = self._sent_at = now
         return note
 
-    def is_silent(self, now: float) -> bool:
-        """True if the slave has been silent for so long that its link must end."""
-        return now - self._heard_at > self._silence_s
-
 
 class SlaveSession:
     """The slave's end: checks that frames continue its log, and makes its reports. `rows` gives the news
@@ -417,7 +409,6 @@ class SlaveSession:
         rows: Callable[[], list[int]] = list,
         waiting: Callable[[], bytes] = bytes,
         heartbeat_s: float = 5.0,
-        silence_s: float = 20.0,
     ) -> None:
         self._rows = rows
         self._waiting = waiting
@@ -426,9 +417,7 @@ class SlaveSession:
         self._safe = safe or reach
         self._noted = noted
         self._heartbeat_s = heartbeat_s
-        self._silence_s = silence_s
         self._partial = bytearray()
-        self._heard_at = now
         self._reported_at = -heartbeat_s + now
         self.reported = -1
 
@@ -438,7 +427,6 @@ class SlaveSession:
         Raises RemoteProtocolError for a frame that does not continue the log, and StoreError for a failed
         write; the link must end after either.
         """
-        self._heard_at = now
         partial = self._partial
         partial += data
         at = written = 0
@@ -483,10 +471,6 @@ class SlaveSession:
             return rows
         self.reported, self._reported_at = reach, now
         return REPORT.pack(reach) + rows
-
-    def is_silent(self, now: float) -> bool:
-        """True if the master has been silent for so long that the link must end."""
-        return now - self._heard_at > self._silence_s
 
 
 MAGIC: Final = b"rmq-ha/1"

@@ -61,8 +61,8 @@ class Guard:
     async def admitted(self, on_first: Callable[[], object], raw: Stream) -> Stream:
         """A slave's stream after TLS and proof; `on_first()` is called when the first bytes have come. Raises
         RemoteProtocolError, and the errors of streams."""
-        stream, first = await remove_tls(raw, self.tls, on_first=on_first)
-        stream = PrefixedStream(first, stream)
+        peer, first = await remove_tls(raw, self.tls, on_first=on_first)
+        stream = PrefixedStream(first, peer)
         if self.secret:
             challenge = Challenge(self.secret, os.urandom(NONCE_BYTES), master=True, others=self.others)
             magic = await exactly(stream, len(MAGIC))
@@ -70,7 +70,7 @@ class Guard:
             await stream.send_all(challenge.greeting)
             challenge.check(await exactly(stream, PROOF_BYTES))
             await stream.send_all(challenge.proof())
-        return stream
+        return stream.rest()
 
     async def authenticate(self, stream: Stream) -> None:
         """Prove to a master that we are its slave, and check its proof that it is the master. Raises as

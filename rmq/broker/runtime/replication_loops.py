@@ -5,7 +5,7 @@
     └── slave, one nursery each       └── copy       topics, groups, offsets, delay progress
         └── reader | writer
 
-The protocol is in `replication.sessions`; this module moves bytes and logs errors. The error of a link ends
+The protocol is in `replication.sessions`, the moving of bytes in `replication_link`. The error of a link ends
 that link. A slave that cannot write tries again. A slave whose log differs from its master's looks for the
 last common record, by requests for single records, and does what `sessions` allows.
 """
@@ -13,7 +13,7 @@ last common record, by requests for single records, and does what `sessions` all
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
@@ -50,6 +50,7 @@ from rmq.broker.runtime.replication_handshake import (
     with_all_epochs,
     within,
 )
+from rmq.broker.runtime.replication_link import Link
 from rmq.broker.state import unlisted_topics
 from rmq.errors import (
     ConfigError,
@@ -59,7 +60,6 @@ from rmq.errors import (
     RemoteProtocolError,
     RequestTimeout,
     ResponseError,
-    RmqError,
     StoreError,
     for_code,
 )
@@ -70,6 +70,7 @@ from rmq.protocol.headers import ViewMessageRequestHeader
 from rmq.remoting.address import port_before, with_scheme
 from rmq.remoting.loop import Wakeup, run_cooperatively
 from rmq.remoting.network import Network, open_stream
+from rmq.remoting.poller import Poller
 from rmq.remoting.pool import Pool
 from rmq.remoting.serving.acceptor import Acceptor, Guest
 from rmq.remoting.transports.stream import Listener, Stream, close_at_once
@@ -80,7 +81,6 @@ from rmq.store.store import Store
 if TYPE_CHECKING:
     from rmq.broker.replication.failover.replica_manager import ReplicaManager
 
-RECEIVE_BYTES = 256 * 1024
 RETRY_SECONDS = 5.0
 """Pause of a slave before it tries its master again, as RocketMQ's."""
 SOON_SECONDS = 0.5
@@ -124,18 +124,20 @@ T = TypeVar("T")
 # ---- master ----
 
 
-async def serve_slaves(broker: Broker, listener: Listener, guard: Guard, acceptor: Acceptor) -> NoReturn:
-    """Accept slaves until cancelled, which closes the listener."""
+async def serve_slaves(
+    broker: Broker, listener: Listener, guard: Guard, acceptor: Acceptor, poller: Poller | None = None
+) -> NoReturn:
+    """Accept slaves until cancelled, which closes the listener. `poller` reads the links where it can."""
     try:
         async with anyio.create_task_group() as nursery:
-            await acceptor.run(listener, partial(_welcome, broker, guard), nursery)
+            await acceptor.run(listener, partial(_welcome, broker, guard, poller), nursery)
     finally:
         with anyio.CancelScope(shield=True):
             await listener.aclose()
     raise AssertionError("the loop above does not end")
 
 
-async def _welcome(broker: Broker, guard: Guard, raw: Stream, guest: Guest) -> None:
+async def _welcome(broker: Broker, guard: Guard, poller: Poller | None, raw: Stream, guest: Guest) -> None:
     """Serve a peer that is admitted; a refused peer learns nothing of the log. A peer proves itself by the
     secret, or without a secret by its first report."""
     try:
@@ -147,32 +149,31 @@ async def _welcome(broker: Broker, guard: Guard, raw: Stream, guest: Guest) -> N
     else:
         if guard.secret:
             guest.prove()
-        await _serve_slave(broker, stream, guest)
+        await _serve_slave(broker, poller, stream, guest)
 
 
-async def _serve_slave(broker: Broker, stream: Stream, guest: Guest) -> None:
+async def _serve_slave(broker: Broker, poller: Poller | None, stream: Stream, guest: Guest) -> None:
     """Serve the link of a slave until it breaks, falls silent or lies."""
-    link = _SlaveLink(broker, stream, guest)
+    slave = _Slave(broker, poller, stream, guest)
     log.info("slave %s is connected", stream.peer)
-    broker.acknowledgement.replicas.join(link.session, stream.peer, link.wake)
+    broker.acknowledgement.replicas.join(slave.session, stream.peer, slave.grown)
     try:
         async with stream:
-            await _both(link.read, link.write)
+            await slave.link.run()
     except link_errors(RemoteProtocolError, StoreError) as error:
         log.warning("slave %s is cut off: %s", stream.peer, error)
     finally:
-        broker.acknowledgement.replicas.leave(link.session)
-        log.info("slave %s has disconnected, its log ended at %d", stream.peer, link.session.acknowledged)
+        broker.acknowledgement.replicas.leave(slave.session)
+        log.info("slave %s has disconnected, its log ended at %d", stream.peer, slave.session.acknowledged)
 
 
-class _SlaveLink:
-    """The two directions of the link to one slave."""
+class _Slave:
+    """The link to one slave, at its master."""
 
-    def __init__(self, broker: Broker, stream: Stream, guest: Guest) -> None:
+    def __init__(self, broker: Broker, poller: Poller | None, stream: Stream, guest: Guest) -> None:
         config = broker.store.config
         self._guest = guest
-        self._heartbeat_seconds = config.ha_send_heartbeat_interval / 1000
-        self._silence_seconds = config.ha_housekeeping_interval / 1000
+        heartbeat, silence = config.ha_send_heartbeat_interval / 1000, config.ha_housekeeping_interval / 1000
         role = broker.role
         feed = TableSender(
             broker.followed.tables,
@@ -182,12 +183,10 @@ class _SlaveLink:
             offsets_s=CONTROLLED_OFFSETS_SECONDS if role.is_in_set else OFFSETS_SECONDS,
             is_awaited=broker.acknowledgement.rows.is_awaited,
         )
-        self._pause = min(self._heartbeat_seconds, feed.offsets_s)
         self.session = MasterSession(
             broker.store,
             anyio.current_time(),
-            heartbeat_s=self._heartbeat_seconds,
-            silence_s=self._silence_seconds,
+            heartbeat_s=heartbeat,
             greet=broker.replica.greeting,
             safe=broker.replica.ack_limit,
             progress=broker.delivery.now,
@@ -200,24 +199,27 @@ class _SlaveLink:
             waiting=HandedOverPolls(broker.pull, broker.clients, broker.store, broker.clock),
             deleted=broker.admin.deleted_elsewhere,
         )
+        self.link = Link(
+            stream,
+            poller,
+            received=self._received,
+            due=self.session.frame,
+            grown=Wakeup(),
+            pause=min(heartbeat, feed.offsets_s),
+            silence=silence,
+            who="slave",
+            sent=self._pace,
+        )
+        self._peer = stream.peer
         self._waits = broker.acknowledgement.rows
         self._replicas = broker.acknowledgement.replicas
         self._store = broker.store
-        self._stream = stream
-        self._grown = Wakeup()
+        self._copies = False  # it has said from where
         self._due = 0.0  # when the next bytes may be sent to a slave that is far behind
 
-    def wake(self) -> None:
-        """The log has grown."""
-        self._grown.set()
-
-    async def write(self) -> None:
-        """Send the log as it grows, until cancelled."""
-        while True:
-            while frame := self.session.frame(anyio.current_time()):
-                await self._stream.send_all(frame)
-                await self._pace(len(frame))
-            await self._grown.wait(anyio.current_time() + self._pause)
+    def grown(self) -> None:
+        """The log has grown, or there is another reason to send."""
+        self.link.send(self._store.max_physical_offset - self.session.position)
 
     async def _pace(self, size: int) -> None:
         """So many bytes were sent: if the slave is far behind, leave line and disk to others for a while."""
@@ -229,52 +231,18 @@ class _SlaveLink:
             if self._due - now > PACE_SECONDS:
                 await anyio.sleep_until(self._due)
 
-    async def read(self, scope: anyio.CancelScope) -> None:
-        """Take the slave's reports; cancel `scope` when it hangs up."""
-        opened = False
-        while data := await _receive(self._stream, self._silence_seconds, "slave"):
-            self._guest.speaks()
-            now = anyio.current_time()
-            self.session.received(data, now)
-            self._replicas.acknowledged(now)
-            if self._waits:  # for the next note
-                self.wake()
-            if not opened:
-                self.wake()
-                opened = self.session.position >= 0
-                if opened:
-                    self._guest.prove()
-                    log.info("slave %s copies from %d", self._stream.peer, self.session.position)
-        scope.cancel()
-
-
-async def _receive(stream: Stream, silence_seconds: float, who: str) -> bytes:
-    """The next bytes; empty at the end. Raises RemoteProtocolError after a silence of `seconds`."""
-    with anyio.move_on_after(silence_seconds):
-        return bytes(await stream.receive_some(RECEIVE_BYTES))
-    raise RemoteProtocolError(f"the {who} is silent")
-
-
-async def _both(
-    read: Callable[[anyio.CancelScope], Awaitable[None]], write: Callable[[], Awaitable[None]]
-) -> None:
-    """Run a link's two directions; the end of the reading ends both, an error comes out bare."""
-    failure: Exception | None = None
-
-    async def guarded(work: Callable[[], Awaitable[None]], scope: anyio.CancelScope) -> None:
-        nonlocal failure
-        try:
-            await work()
-        except link_errors(RmqError) as error:
-            failure = failure or error
-            scope.cancel()
-
-    async with anyio.create_task_group() as nursery:
-        scope = nursery.cancel_scope
-        nursery.start_soon(guarded, lambda: read(scope), scope)
-        nursery.start_soon(guarded, write, scope)
-    if failure is not None:
-        raise failure
+    def _received(self, data: bytes, now: float) -> None:
+        """Take the slave's reports."""
+        self._guest.speaks()
+        self.session.received(data, now)
+        self._replicas.acknowledged(now)
+        copied = self._copies
+        if not copied and self.session.position >= 0:
+            self._copies = True
+            self._guest.prove()
+            log.info("slave %s copies from %d", self._peer, self.session.position)
+        if self._waits or not copied:  # notes, or the first frame
+            self.grown()
 
 
 # ---- slave ----
@@ -289,7 +257,8 @@ class Follower:
     `pool`; `guard` has the same TLS settings and secret as the master's.
 
     `grown` rings when more of our log is synced. `health` lacks `MASTER` until this slave has followed its
-    master for the first time since the start: a slave that never followed may copy nothing.
+    master for the first time since the start: a slave that never followed may copy nothing. `poller` reads
+    the link where it can.
     """
 
     def __init__(
@@ -301,8 +270,10 @@ class Follower:
         *,
         grown: Wakeup,
         health: Health,
+        poller: Poller | None = None,
     ) -> None:
         self._broker = broker
+        self._poller = poller
         self._health, self._has_followed = health, False
         self._follows_not("no master is known yet")
         self._role = broker.role
@@ -592,37 +563,42 @@ class Follower:
             rows=broker.followed.reports,
             waiting=lambda: broker.followed.contradiction() or told.take(),
             heartbeat_s=heartbeat,
-            silence_s=silence,
         )
 
         is_heard = False
 
-        async def read(scope: anyio.CancelScope) -> None:
+        def received(data: bytes, now: float) -> None:
             nonlocal is_heard
-            while data := await _receive(stream, silence, "master"):
-                is_heard = True
-                if session.received(data, anyio.current_time()) or broker.followed.has_reports:
-                    self._grown.set()
-                broker.followed.drop_deleted_queues()
-            scope.cancel()
+            is_heard = True
+            if session.received(data, now) or broker.followed.has_reports:
+                link.send(len(data))
+            broker.followed.drop_deleted_queues()
 
-        async def write() -> None:
-            # The first report says where the master goes on: it must be the end of our log.
-            while broker.replica.flushes_copies and on_disk() < reach():
-                if store.flushed_offset < store.max_physical_offset:  # else topics are to be saved
-                    broker.wake.flush()
-                await self._grown.wait(anyio.current_time() + heartbeat)
-            while True:
-                if report := session.report(anyio.current_time()):
-                    self._reported = max(self._reported, session.reported)
-                    await stream.send_all(report)
-                await self._grown.wait(anyio.current_time() + heartbeat)
+        def due(now: float) -> bytes:
+            report = session.report(now)
+            self._reported = max(self._reported, session.reported)
+            return report
 
+        link = Link(
+            stream,
+            self._poller,
+            received=received,
+            due=due,
+            grown=self._grown,
+            pause=heartbeat,
+            silence=silence,
+            who="master",
+        )
+        # The first report says where the master goes on: it must be the end of our log.
+        while broker.replica.flushes_copies and on_disk() < reach():
+            if store.flushed_offset < store.max_physical_offset:  # else topics are to be saved
+                broker.wake.flush()
+            await self._grown.wait(anyio.current_time() + heartbeat)
         log.info("following master %s from %d", address, reach())
         if self._greeting is not None and self._greeting.hears_waiting:
             told.begin()
         try:
-            await _both(read, write)
+            await link.run()
         except link_errors():
             if is_heard:
                 raise

@@ -366,7 +366,9 @@ class _Service:
                     await outer.start(serve_doors, self._doors, own_ports(self._ports.doors))
                 if self._ports.slaves is not None:
                     acceptor = self.broker.acceptors["slaves"]
-                    inner.start_soon(serve_slaves, self.broker, self._ports.slaves, self._guard, acceptor)
+                    inner.start_soon(
+                        serve_slaves, self.broker, self._ports.slaves, self._guard, acceptor, poller
+                    )
                 self._health.has(MASTER)  # it may have been a slave before
                 if self.broker.is_slave:
                     follower = Follower(
@@ -376,6 +378,7 @@ class _Service:
                         self._guard,
                         grown=self._alarms.follower,
                         health=self._health,
+                        poller=poller,
                     )
                     outer.start_soon(follower.follow)
                     outer.start_soon(follower.copy)

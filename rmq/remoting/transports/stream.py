@@ -145,6 +145,10 @@ class PrefixedStream(Stream):
         self.certificate_name = stream.certificate_name
         self.descriptor = stream.descriptor
 
+    def rest(self) -> Stream:
+        """The stream itself, once its prefix was read; until then this one."""
+        return self if self._prefix else self._stream
+
     async def receive_some(self, max_bytes: int | None = None) -> bytes:
         if not self._prefix:
             return bytes(await self._stream.receive_some(max_bytes))

@@ -317,8 +317,7 @@ class ReplicaManager:
         return self._agreed
 
     def adopt(self) -> Adopt | None:
-        """The set that the controllers must adopt, because their table is older than the set that this
-        replica knows."""
+        """The set that this replica knows; the controllers adopt it if their table is older."""
         known = self._file.saved.latest(self._replica.broker_set)
         return None if known is None else Adopt(known)
 
@@ -479,8 +478,7 @@ class ReplicaManager:
     # ---- a master ----
 
     def admit(self, number: int, epoch: int) -> None:
-        """Admit a slave that names itself. Raises RemoteProtocolError unless it is a replica that follows our
-        epoch."""
+        """Admit a slave that names itself. Raises RemoteProtocolError unless it follows our epoch."""
         known = self._replica.broker_set
         if known is None or number not in known.replicas or number == self.number:
             raise RemoteProtocolError(f"it names itself replica {number}, which does not exist")

@@ -172,27 +172,6 @@ def test_nothing_is_sent_before_the_first_report_and_heartbeats_every_five_secon
     assert slave.received(FRAME.pack(reach, 0), 105.0) == 0
 
 
-def test_silence_ends_the_link(stores: tuple[Store, Store]) -> None:
-    master_store, slave_store = stores
-    master, slave = MasterSession(master_store, 0.0), slave_of(slave_store)
-    assert not master.is_silent(20.0)
-    assert master.is_silent(20.1)
-    assert not slave.is_silent(20.0)
-    assert slave.is_silent(20.1)
-
-
-def test_each_word_of_the_peer_ends_its_silence(stores: tuple[Store, Store]) -> None:
-    master_store, slave_store = stores
-    master, slave = MasterSession(master_store, 0.0), slave_of(slave_store)
-    master.received(REPORT.pack(0), 15.0)
-    assert not master.is_silent(34.0)
-    while frame := master.frame(15.0):
-        slave.received(frame, 15.0)
-    assert not slave.is_silent(34.0)
-    assert master.is_silent(35.1)
-    assert slave.is_silent(35.1)
-
-
 @pytest.mark.parametrize("forged", [-1, 1 << 40])
 def test_an_acknowledgement_above_what_was_sent_ends_the_link(
     stores: tuple[Store, Store], forged: int
