@@ -8,5 +8,5 @@ import re
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
-def blocks(page: str) -> list[str]:
-    return re.findall(r"```python\n(.*?)```", (ROOT / page).read_text("utf-8"), re.S)
+def blocks(page: str, language: str = "python") -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", (ROOT / page).read_text("utf-8"), re.S)

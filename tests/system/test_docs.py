@@ -243,10 +243,13 @@ def test_the_cells_of_the_page_on_notebooks_run(tmp_path: pathlib.Path) -> None:
     assert second.count("\n") == 4
 
 
-RUNNERS = {
-    "asyncio": ["-p", "no:trio", "-o", "asyncio_mode=auto"],
-    "trio": ["-p", "no:asyncio", "-o", "trio_mode=true"],
-}
+RUNNERS = {"asyncio": ["-p", "no:trio"], "trio": ["-p", "no:asyncio", "-o", "trio_mode=true"]}
+
+
+def write_settings(page: str, folder: pathlib.Path) -> None:
+    """What the page says about pytest-asyncio, as the settings of the project in a folder."""
+    (settings,) = blocks(page, "toml")
+    (folder / "pyproject.toml").write_text(settings)
 
 
 @pytest.mark.parametrize("loop", LOOPS)
@@ -256,8 +259,10 @@ def test_the_tests_of_the_page_on_testing_pass(loop: str, tmp_path: pathlib.Path
     assert len(found) == 3
     for number, program in enumerate(found):
         (tmp_path / f"test_block_{number}.py").write_text(program)
+    if loop == "asyncio":
+        write_settings("docs/testing.md", tmp_path)
     done = run_suite(tmp_path, RUNNERS[loop])
-    assert (done.returncode, "3 passed" in done.stdout) == (0, True), done.stdout
+    assert (done.returncode, "3 passed" in done.stdout, done.stderr) == (0, True, ""), done.stdout
 
 
 def test_the_test_of_the_page_on_fastapi_passes(tmp_path: pathlib.Path) -> None:
@@ -266,8 +271,9 @@ def test_the_test_of_the_page_on_fastapi_passes(tmp_path: pathlib.Path) -> None:
     first, _, test = blocks("docs/fastapi.md")
     for program in (first, test):
         (tmp_path / program.splitlines()[0].removeprefix("# ")).write_text(program)
+    write_settings("docs/fastapi.md", tmp_path)
     done = run_suite(tmp_path, RUNNERS["asyncio"])
-    assert (done.returncode, "1 passed" in done.stdout) == (0, True), done.stdout
+    assert (done.returncode, "1 passed" in done.stdout, done.stderr) == (0, True, ""), done.stdout
 
 
 def test_the_page_on_testing_has_the_same_test_for_both_loops() -> None:
