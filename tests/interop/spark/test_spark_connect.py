@@ -85,6 +85,7 @@ def test_a_repeated_batch_is_stored_once_or_refused(tmp_path: pathlib.Path, run_
             "PYSPARK_PYTHON": sys.executable,
             "PYTHONPATH": os.pathsep.join(sys.path),
             "SPARK_HOME": str(unpacked_home(tmp_path)),
+            "SPARK_LOCAL_IP": "127.0.0.1",
         }
         program = [sys.executable, "-c", JOB, cluster.names, str(tmp_path), run_id, cluster.broker]
         done = subprocess.run(
