@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import pathlib
+import sys
 from typing import Any, cast
 
 from rmq.spark.runtime import unpack_home
@@ -25,3 +27,17 @@ def unpacked_home(folder: pathlib.Path) -> pathlib.Path:
     home.mkdir()
     unpack_home(spark_home(), home)
     return home
+
+
+def environment_of(home: pathlib.Path, java: pathlib.Path) -> dict[str, str]:
+    """The environment of a program of Spark: this Python, loopback, and compiled modules where they are
+    installed; in another folder (PYTHONPYCACHEPREFIX) each new home would be compiled again."""
+    inherited = {name: text for name, text in os.environ.items() if name != "PYTHONPYCACHEPREFIX"}
+    return {
+        **inherited,
+        "JAVA_HOME": str(java),
+        "PYSPARK_PYTHON": sys.executable,
+        "PYTHONPATH": os.pathsep.join(sys.path),
+        "SPARK_HOME": str(home),
+        "SPARK_LOCAL_IP": "127.0.0.1",
+    }

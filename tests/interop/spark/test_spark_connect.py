@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import pathlib
 import subprocess
 import sys
@@ -14,7 +13,7 @@ import pytest
 from rmq.client import blocking
 from rmq.message import Message
 from rmq.spark.runtime import java_home
-from tests.interop.spark.spark_cluster import unpacked_home
+from tests.interop.spark.spark_cluster import environment_of, unpacked_home
 from tests.spark.cluster import running
 from tests.spark.writing.keeping import KEEPS, bodies
 
@@ -24,6 +23,7 @@ SECONDS = 900
 JOB = """
 import pathlib
 import sys
+import time
 
 from pyspark.sql import SparkSession
 
@@ -43,13 +43,14 @@ def take(frame, batch_id):
         raise RuntimeError(KILLED)
 
 def run():
-    for _ in range(10):
+    for attempt in range(10):
         try:
             return query()
         except Exception as error:
             failure = str(error)
             if LATE not in failure:
                 break
+        time.sleep(5 * attempt)  # the late process still starts, and would delay the next one
     return failure
 
 def query():
@@ -79,14 +80,7 @@ def test_a_repeated_batch_is_stored_once_or_refused(tmp_path: pathlib.Path, run_
             cluster.make_topic(topic, 2)
         with blocking.connect(cluster.names) as client, client.producer("tests") as producer:
             producer.send_batch([Message("In", b"row %d" % n) for n in range(ROWS)])
-        environment = {
-            **os.environ,
-            "JAVA_HOME": str(java),
-            "PYSPARK_PYTHON": sys.executable,
-            "PYTHONPATH": os.pathsep.join(sys.path),
-            "SPARK_HOME": str(unpacked_home(tmp_path)),
-            "SPARK_LOCAL_IP": "127.0.0.1",
-        }
+        environment = environment_of(unpacked_home(tmp_path), java)
         program = [sys.executable, "-c", JOB, cluster.names, str(tmp_path), run_id, cluster.broker]
         done = subprocess.run(
             program, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=SECONDS

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import pathlib
 import subprocess
-import sys
 from collections import Counter
 
 import pytest
 
 from rmq.spark.runtime import java_home
-from tests.interop.spark.spark_cluster import unpacked_home
+from tests.interop.spark.spark_cluster import environment_of, unpacked_home
 from tests.spark.cluster import running
 
 pytest.importorskip("pyspark.pipelines", reason="Spark 4.1 or later")
@@ -62,14 +60,7 @@ def test_a_streaming_table_has_each_message_once(tmp_path: pathlib.Path) -> None
         cluster.make_topic("In", 2)
         options = cluster.options("In", startingOffsets="earliest")
         (tmp_path / "definitions" / "orders.py").write_text(DEFINITIONS.format(options=options))
-        environment = {
-            **os.environ,
-            "JAVA_HOME": str(java),
-            "PYSPARK_PYTHON": sys.executable,
-            "PYTHONPATH": os.pathsep.join(sys.path),
-            "SPARK_HOME": str(home),
-            "SPARK_LOCAL_IP": "127.0.0.1",
-        }
+        environment = environment_of(home, java)
         cluster.send("In", COUNT, queues=2)
         done = subprocess.run(
             [str(home / "bin" / "spark-pipelines"), "run"],
