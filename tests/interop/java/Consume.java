@@ -20,6 +20,7 @@ public class Consume {
         DefaultMQPushConsumer consumer = new DefaultMQPushConsumer(
             args[2], null, new AllocateMessageQueueAveragely(), Boolean.getBoolean("trace"), null);
         consumer.setNamesrvAddr(args[0]);
+        consumer.setMqClientApiTimeout(30_000); // its start fails when the first route takes longer
         consumer.setInstanceName("consume-" + ProcessHandle.current().pid());
         consumer.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
         consumer.subscribe(topic, args.length > 3 ? args[3] : "*");

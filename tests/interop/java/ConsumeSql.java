@@ -14,6 +14,7 @@ public class ConsumeSql {
     public static void main(String[] args) throws Exception {
         DefaultMQPushConsumer consumer = new DefaultMQPushConsumer(args[2]);
         consumer.setNamesrvAddr(args[0]);
+        consumer.setMqClientApiTimeout(30_000); // its start fails when the first route takes longer
         consumer.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
         consumer.subscribe(args[1], MessageSelector.bySql(args[3]));
         consumer.registerMessageListener((MessageListenerConcurrently) (messages, context) -> {

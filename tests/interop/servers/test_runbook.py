@@ -132,6 +132,7 @@ def stop_steady(producer: Process) -> None:
 
 
 def consumed(consumer: Process) -> set[str]:
+    assert consumer.child.poll() is None, consumer.said()
     return {row["body"] for row in consumer.rows if "body" in row}
 
 
