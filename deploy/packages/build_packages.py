@@ -112,8 +112,12 @@ def write_bill(python: str, wheel: pathlib.Path, out: pathlib.Path) -> None:
 
 
 def write_hashes(out: pathlib.Path) -> None:
-    """`SHA256SUMS` of all files, as `sha256sum -c` and `pip install --require-hashes` take them."""
-    names = sorted(one for one in out.iterdir() if one.name != "SHA256SUMS" and one.is_file())
+    """`SHA256SUMS` of all files, as `sha256sum -c` and `pip install --require-hashes` take them; not of a
+    statement of their origin, which is made from them."""
+    files = [one for one in out.iterdir() if one.is_file()]
+    names = sorted(
+        one for one in files if one.name != "SHA256SUMS" and one.suffixes[-2:] != [".intoto", ".json"]
+    )
     lines = [f"{hashlib.sha256(one.read_bytes()).hexdigest()}  {one.name}\n" for one in names]
     (out / "SHA256SUMS").write_text("".join(lines))
 

@@ -80,6 +80,15 @@ def steps(workflow: dict[str, Any]) -> list[dict[str, Any]]:
     return [step for job in workflow["jobs"].values() for step in job.get("steps", ())]
 
 
+def test_a_second_finish_writes_the_same_hashes(script: dict[str, Any], tmp_path: pathlib.Path) -> None:
+    (tmp_path / "rmq-0.2.0.tar.gz").write_bytes(b"a package")
+    script["finish"](tmp_path, "0.2.0")
+    first = (tmp_path / "SHA256SUMS").read_text()
+    script["finish"](tmp_path, "0.2.0")
+    assert (tmp_path / "SHA256SUMS").read_text() == first
+    assert [line.split()[1] for line in first.splitlines()] == ["rmq-0.2.0.tar.gz"]
+
+
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
 def test_workflows_pin_their_actions_and_call_sessions_that_exist(path: pathlib.Path) -> None:
     workflow = yaml.safe_load(path.read_text("utf-8"))
