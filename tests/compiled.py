@@ -27,4 +27,4 @@ def compiled_engine() -> ModuleType | None:
 
 
 COMPILED = compiled_engine()
-HAS_COMPILED = pytest.mark.skipif(COMPILED is None, reason="it is not built")
+HAS_COMPILED = pytest.mark.skipif(COMPILED is None, reason="the compiled engine is not built")

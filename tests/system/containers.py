@@ -48,6 +48,19 @@ def dockerfile() -> list[str]:
     return [line for line in text.splitlines() if line and not line.startswith("#")]
 
 
+def build_context(folder: pathlib.Path) -> None:
+    """The files of this checkout that Dockerfile.dockerignore lets through."""
+    lines = (DEPLOY / "docker" / "Dockerfile.dockerignore").read_text().splitlines()
+    assert "*" in lines, "nothing but what is named"
+    unwanted = [line.removeprefix("**/") for line in lines if line.startswith("**/")]
+    for name in (line[1:] for line in lines if line.startswith("!")):
+        here, there = DEPLOY.parent / name, folder / name
+        if here.is_dir():
+            shutil.copytree(here, there, ignore=shutil.ignore_patterns(*unwanted))
+        else:
+            shutil.copy(here, there)
+
+
 def image_environment() -> dict[str, str]:
     """The variables that ENV sets."""
     lines = [line.removeprefix("ENV ") for line in dockerfile() if line.startswith("ENV ")]

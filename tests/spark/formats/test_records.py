@@ -32,7 +32,7 @@ def chosen_engine(request: pytest.FixtureRequest) -> Iterator[None]:
     """Each test here is for both."""
     wanted = COMPILED if request.param == "compiled" else None
     if wanted is None and request.param == "compiled":
-        pytest.skip("it is not built")
+        pytest.skip("the compiled engine is not built")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(engine, "compiled", wanted)
         yield

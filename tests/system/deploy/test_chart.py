@@ -25,7 +25,7 @@ from rmq.store.config import StoreConfig
 from tests.system.chart import CHART, VALUES, containers, digest, golden, objects, of_kind, rendered
 from tests.system.containers import USER, image_environment
 
-needs_helm = pytest.mark.skipif(shutil.which("helm") is None, reason="no helm here")
+needs_helm = pytest.mark.skipif(shutil.which("helm") is None, reason="no helm here (nox -s packages)")
 each = pytest.mark.parametrize("name", list(VALUES))
 
 
@@ -353,7 +353,7 @@ def test_a_service_of_the_cluster_alone_has_no_traffic_policy() -> None:
 
 
 needs_schemas = pytest.mark.skipif(
-    shutil.which("kubernetes-validate") is None, reason="no kubernetes-validate here"
+    shutil.which("kubernetes-validate") is None, reason="no kubernetes-validate here (nox -s packages)"
 )
 
 

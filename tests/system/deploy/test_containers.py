@@ -23,6 +23,7 @@ from tests.system.containers import (
     PLACE,
     Container,
     Network,
+    build_context,
     dockerfile,
     make_secrets,
     network,
@@ -153,19 +154,6 @@ def test_the_sets_with_controllers_of_the_chart(tmp_path: pathlib.Path) -> None:
     """Three name servers that are controllers too, and two sets of three replicas, under `profile=secure`."""
     founders = [f"one-rmq-set-{number}-0" for number in range(2)]
     run_all(tmp_path, list(of_chart("failover")), secure=True, killed=founders)
-
-
-def build_context(folder: pathlib.Path) -> None:
-    """The files of this checkout that Dockerfile.dockerignore lets through."""
-    lines = (DEPLOY / "docker" / "Dockerfile.dockerignore").read_text().splitlines()
-    assert "*" in lines, "nothing but what is named"
-    unwanted = [line.removeprefix("**/") for line in lines if line.startswith("**/")]
-    for name in (line[1:] for line in lines if line.startswith("!")):
-        here, there = DEPLOY.parent / name, folder / name
-        if here.is_dir():
-            shutil.copytree(here, there, ignore=shutil.ignore_patterns(*unwanted))
-        else:
-            shutil.copy(here, there)
 
 
 @pytest.fixture

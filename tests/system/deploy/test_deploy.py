@@ -298,6 +298,7 @@ def test_compose_files_fit(
     services = table["services"]
     for service in services.values():
         assert (file.parent / service["build"]["context"] / service["build"]["dockerfile"]).is_file()
+        assert service["image"] == "${RMQ_IMAGE:-rmq}", "or an image that was built before is built again"
         assert service["read_only"] is True
         assert set(service.get("depends_on", ())) <= services.keys()
         if service["command"][0] == "proxy":  # keeps nothing
@@ -322,7 +323,9 @@ def test_compose_files_fit(
     assert len(set(volumes)) == len(volumes), "one store, one owner"
 
 
-@pytest.mark.skipif(shutil.which("check-jsonschema") is None, reason="no check-jsonschema here")
+@pytest.mark.skipif(
+    shutil.which("check-jsonschema") is None, reason="no check-jsonschema here (nox -s packages)"
+)
 @pytest.mark.parametrize("file", COMPOSE, ids=lambda file: file.stem)
 def test_compose_s_schema_takes_the_files(file: pathlib.Path) -> None:
     subprocess.run(["check-jsonschema", "--builtin-schema", "vendor.compose-spec", file], check=True)
@@ -340,7 +343,7 @@ def test_the_image_is_of_a_user_that_is_not_root_and_knows_its_settings() -> Non
     assert f":{image_environment()['RMQ_METRICS_PORT']}/ready" in probe
 
 
-@pytest.mark.skipif(shutil.which("hadolint") is None, reason="no hadolint here")
+@pytest.mark.skipif(shutil.which("hadolint") is None, reason="no hadolint here (nox -s packages)")
 def test_hadolint_takes_the_dockerfile() -> None:
     subprocess.run(["hadolint", DEPLOY / "docker" / "Dockerfile"], check=True)
 

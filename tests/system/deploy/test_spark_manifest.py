@@ -40,7 +40,9 @@ def test_the_driver_is_found_by_its_executors() -> None:
     assert name["valueFrom"]["fieldRef"]["fieldPath"] == "metadata.name"
 
 
-@pytest.mark.skipif(shutil.which("kubernetes-validate") is None, reason="no kubernetes-validate here")
+@pytest.mark.skipif(
+    shutil.which("kubernetes-validate") is None, reason="no kubernetes-validate here (nox -s packages)"
+)
 @pytest.mark.parametrize("page", PAGES)
 def test_kubernetes_takes_the_manifest(page: str, tmp_path: pathlib.Path) -> None:
     found = objects(page)
