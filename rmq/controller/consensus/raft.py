@@ -144,7 +144,7 @@ class Raft:
         self._match_index: dict[str, int] = {}
         self.lost_journal: set[str] = set()
         """A leader's: members that had more of the log than they have, and were given it again."""
-        self._inflight: set[str] = set()  # members that have not answered entries yet
+        self._inflight: dict[str, float] = {}  # member -> when entries were sent that it has not answered
         self._answered: dict[str, float] = {}  # send time of the message that a member answered last
         self._first = 0  # a leader's: the index of its first entry
         self._learners: dict[str, str] = {}  # a leader's: members to add, once they have the log
@@ -344,7 +344,7 @@ class Raft:
     def _become_leader(self, now: float) -> None:
         log.warning("%s leads the controllers in term %d", self.me, self.term)
         self.role, self.leader, self._led_at = Role.LEADER, self.me, now
-        self._answered, self._learners, self._inflight = {}, {}, set()
+        self._answered, self._learners, self._inflight = {}, {}, {}
         self._next_index = dict.fromkeys(self.members, self._journal.last + 1)
         self._match_index = dict.fromkeys(self.members, 0)
         self.lost_journal = set()
@@ -461,7 +461,7 @@ class Raft:
         journal = self._journal
         after = self._next_index.setdefault(member, journal.last + 1) - 1
         if after < journal.base:
-            self._inflight.add(member)
+            self._inflight[member] = now
             is_learner = member in self._learners
             install = self._message(
                 "install_snapshot", snapshot=journal.snapshot, sent_at=now, is_learner=is_learner
@@ -470,7 +470,7 @@ class Raft:
             return
         entries = journal.slice(after + 1, self._entries_max, BYTES_MAX)
         if entries:
-            self._inflight.add(member)
+            self._inflight[member] = now
         self._send(
             member,
             self._message(
@@ -562,7 +562,8 @@ class Raft:
             raise RemoteProtocolError(f"{member} has entry {message.index}, and nobody ever had")
         if message.sent_at > now:
             raise RemoteProtocolError(f"{member} answers what was never sent")
-        self._inflight.discard(member)
+        if message.sent_at >= self._inflight.get(member, -math.inf):
+            self._inflight.pop(member, None)  # an earlier answer that comes twice leads to no entries
         is_late = message.sent_at <= self._answered.get(member, -math.inf)
         self._answered[member] = max(self._answered.get(member, -math.inf), message.sent_at)
         match = self._match_index[member]

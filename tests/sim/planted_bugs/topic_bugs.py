@@ -15,13 +15,15 @@ def _nothing(*given: object) -> None:
 
 
 TOPIC_BUGS: dict[str, Bug] = {
-    "a replica keeps the queues of a deleted topic": planted((TableReceiver, "settle", _nothing)),
+    "a replica keeps the queues of a deleted topic": planted(
+        (TableReceiver, "drop_deleted_queues", _nothing)
+    ),
     "a deleted topic leaves no trace": planted((Deletions, "note", _nothing)),
     "the offsets of a deleted topic stay": planted((Offsets, "delete_topic", _nothing)),
 }
 TOPICS_CAUGHT_BY = {
     "a replica keeps the queues of a deleted topic": 1,
-    "a deleted topic leaves no trace": 0,
+    "a deleted topic leaves no trace": 11,
     "the offsets of a deleted topic stay": 1,
 }
 """The first seed that shows a bug."""

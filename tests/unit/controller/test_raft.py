@@ -32,6 +32,36 @@ def test_one_leads_and_all_apply_what_it_was_given() -> None:
         assert caught.value.leader == leader.me
 
 
+def test_an_answer_that_comes_twice_leads_to_entries_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else each message that the network doubles would begin one more line of messages."""
+    monkeypatch.setattr(raft_module, "BYTES_MAX", 1)
+    group = Group("n0", "n1", "n2")
+    leader = group.leader()
+    follower = others(group, leader)[0]
+    group.down = {follower.me}
+    group.propose(leader, 20)
+    group.down = set()
+    leader.take_messages()
+
+    def appended() -> list[bytes]:
+        return [data for to, data in leader.take_messages() if to == follower.me]
+
+    group.now += TIMING.heartbeat_s
+    leader.step(group.now)
+    (sent,) = appended()
+    lengths = []
+    for _ in range(10):
+        follower.receive(sent, group.now)
+        follower.receive(sent, group.now)
+        group.now += 0.001
+        answers = [data for _, data in follower.take_messages()]
+        for data in answers:
+            leader.receive(data, group.now)
+        (sent,) = appended()
+        lengths.append(follower._journal.last)
+    assert lengths[-1] > lengths[0], "it gets on"
+
+
 def test_a_leader_without_a_majority_loses_its_lease_before_another_can_win() -> None:
     group = Group("n0", "n1", "n2")
     old = group.leader()
