@@ -20,7 +20,7 @@ from rmq.broker.consume.per_message.queue_delivery import DYING, GONE, READY, Ba
 from rmq.errors import CorruptRecord
 from rmq.protocol.codes import SYS_HOST_BITS
 from rmq.protocol.pop import run_text
-from rmq.protocol.record import HOST_BITS, decode_records, offset_of
+from rmq.protocol.record import FIXED_SIZE, HOST_BITS, decode_records, offset_of
 
 if TYPE_CHECKING:
     from attrs import define
@@ -348,9 +348,9 @@ class Taker:
             return True
         if start < queue.recovered:
             end = min(end, start + length)
-            mask, buffers = _within(buffers, start, end)
-        elif end - start != result.count and result.count:
-            mask, buffers = _within(buffers, start, end)
+            mask, buffers = self._within(queue, buffers, start, end, taking)
+        elif result.count and (end - start != result.count or taking.chooser is not None):
+            mask, buffers = self._within(queue, buffers, start, end, taking)
         if end <= start:
             return False
         if (1 << end - start) - 1 != mask:
@@ -360,6 +360,36 @@ class Taker:
             shift = (mask & -mask).bit_length() - 1
             self._take_read(queue, start + shift, mask >> shift, attempts, available_ms, taking, buffers)
         return True
+
+    def _within(
+        self, queue: QueueDelivery, buffers: Sequence[Bytes], start: int, end: int, taking: Taking
+    ) -> tuple[int, list[memoryview]]:
+        """The records of the offsets from `start` to `end`, and a mask of these offsets."""
+        mask, kept = 0, []
+        for record in self._singly(queue, buffers, start, end, taking):
+            offset = offset_in(record)
+            if start <= offset < end:
+                mask |= 1 << offset - start
+                kept.append(record)
+        return mask, kept
+
+    def _singly(
+        self, queue: QueueDelivery, buffers: Sequence[Bytes], start: int, end: int, taking: Taking
+    ) -> list[memoryview]:
+        """The single records in buffers that were read from `start` to `end`, without what damaged units
+        point to."""
+        try:
+            return _records(buffers)
+        except CorruptRecord:
+            plan, topic, found = taking.plan, queue.topic.topic, []
+            for offset in range(start, end):
+                unit = self._store.unit(topic, queue.queue_id, offset)
+                if unit is None or (plan.matches is not None and not plan.matches(unit[2])):
+                    continue
+                record = self._store.read(unit[0])
+                if record is not None and (plan.matches_record is None or plan.matches_record(record)):
+                    found.append(record)
+            return found
 
     def _pass_over(self, queue: QueueDelivery, start: int, end: int, mask: int) -> None:
         """Pass over the messages from `start` to `end` that are not in `mask`: the filter refuses them, or
@@ -424,7 +454,7 @@ class Taker:
             looks -= end - start
             taking.has_more = looks <= 0
             passed = start
-            for record in _records(result.buffers):
+            for record in self._singly(queue, result.buffers, start, end, taking):
                 offset = offset_in(record)
                 queue.finished.add_range(passed, offset)
                 if taking.takes_no_new or groups.is_full:
@@ -526,26 +556,17 @@ def offset_in(record: Bytes) -> int:
 
 
 def _records(buffers: Sequence[Bytes]) -> list[memoryview]:
-    """The single records in buffers."""
+    """The single records in buffers. Raises CorruptRecord if a damaged unit points to something else."""
     found = []
     for buffer in buffers:
         view, at = memoryview(buffer), 0
         while at < len(view):
-            size = _SIZE.unpack_from(view, at)[0]
+            size = _SIZE.unpack_from(view, at)[0] if len(view) - at >= FIXED_SIZE else 0
+            if not FIXED_SIZE <= size <= len(view) - at:
+                raise CorruptRecord("commit log", at, f"a record of {size} bytes is not whole")
             found.append(view[at : at + size])
             at += size
     return found
-
-
-def _within(buffers: Sequence[Bytes], start: int, end: int) -> tuple[int, list[memoryview]]:
-    """The records of the offsets from `start` to `end`, and a mask of these offsets."""
-    mask, kept = 0, []
-    for record in _records(buffers):
-        offset = offset_in(record)
-        if start <= offset < end:
-            mask |= 1 << offset - start
-            kept.append(record)
-    return mask, kept
 
 
 def _with_attempt(record: Bytes, attempt: int) -> Bytes:

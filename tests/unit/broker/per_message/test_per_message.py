@@ -9,9 +9,10 @@ import pytest
 
 from rmq.broker.consume.per_message import ledger
 from rmq.errors import ResponseError, StoreError
-from rmq.message import dlq_topic
+from rmq.message import dlq_topic, tags_code
 from rmq.protocol.bodies import SubscriptionGroupConfig
 from rmq.protocol.codes import ResponseCode
+from rmq.store.files.consumequeue import UNIT_FORM
 from rmq.store.reader import GetResult
 from tests.unit.broker.rig import Rig, pull, send
 from tests.unit.broker.taking import GROUP, TOPIC, Consumer, filled, restarted, step
@@ -355,6 +356,23 @@ def test_a_take_is_refused_while_a_pull_of_the_group_waits() -> None:
     assert rig.ask(pull(TOPIC, consumer_group=GROUP, sys_flag=6)) == []
     with pytest.raises(ResponseError, match="cannot be taken one by one"):
         Consumer(rig).take()
+
+
+@pytest.mark.parametrize("place", [0, 4, 100])
+def test_a_damaged_unit_does_not_stop_takes(place: int) -> None:
+    """It points to bytes that are no record, such as a body of zeros."""
+    rig = filled(0)
+    start = rig.put(TOPIC, 0, bytes(1_000), tags="a")
+    for tag in "bab":
+        rig.put(TOPIC, 0, b"good", tags=tag)
+    queue = rig.store.lane(TOPIC, 0)
+    assert queue is not None
+    damaged = UNIT_FORM.pack(start + place, 500, tags_code("a"))
+    queue.tail[: len(damaged)] = damaged
+    consumer = Consumer(rig)
+    taken = consumer.take(subscription="a")
+    assert [one.offset for one in taken] == ([2] if place else [0, 2])  # only its size is wrong at 0
+    assert set(consumer.ack(*taken)) == {None}
 
 
 def test_no_more_is_handed_out_than_the_limit() -> None:
