@@ -116,7 +116,7 @@ async def test_accounts_of_a_running_cluster(cluster: Cluster) -> None:
     assert SECRET not in listed
 
     account = Credentials("orders-app", secret)
-    with trio.fail_after(10):
+    with trio.fail_after(60):
         while not await sent(cluster.namesrv, account):  # until the name server has read its file again
             await trio.sleep(0.05)
     for wrong in (

@@ -9,7 +9,7 @@ import trio
 
 async def said(address: str, request: bytes) -> bytes:
     host, _, port = address.rpartition(":")
-    with trio.fail_after(5):
+    with trio.fail_after(60):
         stream = await trio.open_tcp_stream(host, int(port))
         async with stream:
             await stream.send_all(request)

@@ -90,7 +90,7 @@ def test_back_pressure_and_idle_on_asyncio() -> None:
                     for _ in range(50):
                         calls.start_soon(pool.call, address, request(b"x" * 50_000), 30)
                 connection = await pool.connection(address)
-                with anyio.fail_after(10):
+                with anyio.fail_after(60):
                     while not connection.is_closed:
                         await anyio.sleep(0.01)
                 assert "idle" in connection.reason

@@ -135,7 +135,7 @@ def test_a_function_that_another_thread_posts_may_start_tasks(run: Callable[...,
         async def work() -> None:
             done.set()
 
-        with anyio.fail_after(10):
+        with anyio.fail_after(60):
             async with anyio.create_task_group() as tasks:
                 post = thread_safe_call()
                 threading.Thread(target=post, args=(tasks.start_soon, work)).start()
@@ -151,7 +151,7 @@ def test_in_the_context_of_a_task_a_function_of_the_loop_may_start_tasks() -> No
         async def work() -> None:
             done.set()
 
-        with anyio.fail_after(10):
+        with anyio.fail_after(60):
             async with anyio.create_task_group() as tasks:
                 context = task_context()
                 asyncio.get_running_loop().call_soon(context.run, tasks.start_soon, work)

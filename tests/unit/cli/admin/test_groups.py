@@ -117,7 +117,7 @@ def test_members_are_shown_and_asked(
             await producer.send(rmq.Message("members", b"x", tags="TagA"))
             async with await anext(consumer):
                 pass
-            with anyio.fail_after(10):
+            with anyio.fail_after(60):
                 while True:
                     try:
                         await client.admin.producer_connection("members-p", "members")

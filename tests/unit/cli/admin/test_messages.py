@@ -80,7 +80,7 @@ def test_a_message_is_sent_again_and_consumed_directly(masters: Masters, mqadmin
         consumer = client.consumer("again", {"again": "*"}, consume_from="first")
         async with consumer, anyio.create_task_group() as tasks:
             tasks.start_soon(consumer.run, handle)
-            with anyio.fail_after(10):
+            with anyio.fail_after(60):
                 while not seen:
                     await anyio.sleep(0.01)
             await anyio.to_thread.run_sync(ask, "queryMsgById", "-i", one.offset_message_id)

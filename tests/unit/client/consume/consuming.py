@@ -50,7 +50,7 @@ def of_topic(consumer: Consumer, topic: str = "T") -> list[MessageQueue]:
 
 
 async def until(holds: object) -> None:
-    with anyio.fail_after(10):
+    with anyio.fail_after(60):
         while not holds():
             await anyio.sleep(0.01)
 

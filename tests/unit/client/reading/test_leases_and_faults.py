@@ -102,7 +102,7 @@ def test_what_handlers_have_finished_is_acknowledged(in_memory: Play, cluster: C
             await anyio.sleep(1)
             for number in range(20):
                 await producer.send(rmq.Message("T", b"%d" % number))
-            with anyio.fail_after(5):
+            with anyio.fail_after(60):
                 while len(seen) < 20:
                     await anyio.sleep(0.001)
             if end == "the run is cancelled":

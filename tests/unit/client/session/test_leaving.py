@@ -210,7 +210,7 @@ def test_a_client_on_a_second_loop_is_told_at_once(run: Callable[..., Any], clus
 
         async def second() -> None:
             (producer,) = made
-            with anyio.fail_after(10):
+            with anyio.fail_after(60):
                 for call in (
                     lambda: producer.send(rmq.Message("T", b"x")),
                     lambda: producer.send(rmq.Message("Unknown", b"x")),
