@@ -88,12 +88,13 @@ class OldSets(SetSimulation):
         self.at(self.now + self.old.uniform(0.5, 5.0), self.go_back)
 
     def is_behind(self) -> bool:
-        """True if no leader has a table yet that is as new as the table that went back."""
+        """True if no leader has a table yet that is as new as the table that went back, and as the latest
+        table that a replica was told, maybe by an answer that arrived later."""
         for member in self.members.values():
             raft = member.raft
             if raft is not None and raft.is_leading(member.clock(self.now)):
                 known = member.machine.sets.get("s")
-                if known is not None and (known.epoch, known.version) >= self.lost:
+                if known is not None and (known.epoch, known.version) >= max(self.lost, self.newest()):
                     self.lost = (0, 0)
         return self.lost != (0, 0)
 
