@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Final
 
@@ -404,11 +405,16 @@ class PullConsumer(AsyncResource):
         return template
 
     async def _ensure_route(self, queue: MessageQueue) -> None:
-        """Make sure that the address of the queue's broker is known."""
+        """Make sure that the address of the queue's broker is known, and ask for the route again after a lost
+        connection: the broker may have moved."""
         self._check_open()
         check_type("queue", queue, MessageQueue, "an rmq.MessageQueue")
-        if self._session.routes.reader(queue.broker_name) is None:
+        known = self._session.routes.reader(queue.broker_name)
+        if known is None:
             await self._session.refresh(queue.topic)
+        elif self._session.has_lost(known[1]):
+            with suppress(NoRoute):  # then the known address is the best there is
+                await self._session.refresh(queue.topic)
 
     def _check_open(self) -> None:
         if not self._is_open:

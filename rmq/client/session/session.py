@@ -278,6 +278,10 @@ class Session:
             self._lost.add(address)
             self.emit(Disconnected(address, str(cause)))
 
+    def has_lost(self, address: str) -> bool:
+        """True if the last connection to `address` was lost or failed: a broker may have moved."""
+        return address in self._lost
+
     # --- groups -----------------------------------------------------------------------------------
 
     def arrive(self) -> None:
