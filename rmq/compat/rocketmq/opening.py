@@ -30,8 +30,6 @@ DOMAIN_BYTES: Final = 64 * 1024
 
 _started: set[Opened] = set()
 _of_parents: list[blocking.Client] = []
-"""Clients of the process from which this one was forked. They must never be collected: closing their loops in
-this process would change the epoll object that the parent uses."""
 """Clients of the process from which this one was forked. They must never be collected: closing their loops
 here would change the epoll object that the parent uses."""
 
