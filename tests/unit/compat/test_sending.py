@@ -86,11 +86,12 @@ def test_asynchronous_sends_call_back(names: str, topic: str) -> None:
 
 
 def test_shutdown_waits_for_asynchronous_sends(names: str, topic: str) -> None:
-    producer, found = started(names), list[SendResult]()
+    producer, found, failures = started(names), list[SendResult](), list[Exception]()
     for number in range(50):
-        producer.send_async(message(topic, b"%d" % number), found.append, None)
+        producer.send_async(message(topic, b"%d" % number), found.append, failures.append)
     producer.shutdown()
 
+    assert failures == []
     assert len(found) == 50
 
 
