@@ -86,12 +86,12 @@ def replicated_level() -> None:
     """At `replicated` nobody is answered before a slave has the message."""
     rig = Rig(store={"broker_role": BrokerRole.SYNC_MASTER})
     session = MasterSession(rig.store, 0.0)
-    session.received(REPORT.pack(0), 0.0)
+    session.received(REPORT.pack(0))
     rig.broker.acknowledgement.replicas.join(session, "10.0.0.7:1", lambda: None)
     assert rig.ask(send()) == []
     while session.frame(0.0):
         pass
-    session.received(REPORT.pack(rig.store.max_physical_offset), 0.0)
+    session.received(REPORT.pack(rig.store.max_physical_offset))
     rig.broker.acknowledgement.replicas.acknowledged()
     assert [answer.code for answer in rig.wire.take()] == [0]
 
@@ -100,9 +100,9 @@ def forged_acknowledgement() -> None:
     """A slave that acknowledges more than it was sent is cut off."""
     store = open_store(MemoryDisk(), START_MS)
     session = MasterSession(store, 0.0)
-    session.received(REPORT.pack(0), 0.0)
+    session.received(REPORT.pack(0))
     with pytest.raises(RemoteProtocolError):
-        session.received(REPORT.pack(1 << 40), 0.0)
+        session.received(REPORT.pack(1 << 40))
 
 
 def rejoin() -> None:
@@ -131,9 +131,9 @@ def rejoin() -> None:
         slave.truncate(cut)
     session = MasterSession(master, 0.0)
     follower = SlaveSession(slave.append_raw, lambda: slave.max_physical_offset, 0.0)
-    session.received(follower.report(0.0), 0.0)
+    session.received(follower.report(0.0))
     while frame := session.frame(0.0):
-        follower.received(frame, 0.0)
+        follower.received(frame)
     end = master.max_physical_offset
     assert slave.max_physical_offset == end
     assert bytes(slave.read_raw(0, end)) == bytes(master.read_raw(0, end))

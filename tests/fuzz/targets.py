@@ -322,7 +322,7 @@ class Replication:
                 at = rig.store.max_physical_offset
                 piece = source[at : at + chance.choice((8, 100, 1000))]
                 data = note if chance.random() < 0.1 else FRAME.pack(at, len(piece)) + piece
-                session.received(mutator.flipped(data) if chance.random() < 0.1 else data, fed)
+                session.received(mutator.flipped(data) if chance.random() < 0.1 else data)
                 session.report(fed)
         except RmqError:
             pass
@@ -342,7 +342,7 @@ class Replication:
             for fed in range(1, most + 1):
                 end = rig.store.max_physical_offset
                 data = REPORT.pack(chance.choice((0, 100, -1, -2, -1000, session.position, end)))
-                session.received(mutator.flipped(data) if chance.random() < 0.2 else data, fed)
+                session.received(mutator.flipped(data) if chance.random() < 0.2 else data)
                 session.frame(fed)
         except RmqError:
             pass

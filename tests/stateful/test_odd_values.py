@@ -166,7 +166,7 @@ class Trial:
         self.follower = SlaveSession(
             self.slave.broker.copied_log.append, lambda: self.slave.store.max_physical_offset, 0.0
         )
-        self.session.received(self.follower.report(0.0), 0.0)
+        self.session.received(self.follower.report(0.0))
         self.honest = 0
         self.surprises: list[str] = []
         self.by_opaque: dict[int, Case] = {}
@@ -345,7 +345,7 @@ class Trial:
     def copy_to_slave(self) -> None:
         rig, broker = self.rig, self.slave.broker
         while data := self.session.frame(1.0):
-            self.follower.received(data, 1.0)
+            self.follower.received(data)
         for name, code in COPIED.items():
             broker.followed.copy(name, rig.one(Command.request(code)).body)
         for name, data in broker.saves().items():

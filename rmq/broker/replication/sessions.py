@@ -251,7 +251,7 @@ class MasterSession:
         """Physical offset of the next byte to send; -1 until the slave has reported."""
         return self._next
 
-    def received(self, data: bytes, now: float) -> None:
+    def received(self, data: bytes) -> None:
         """Take bytes of the slave.
 
         Raises RemoteProtocolError for an offset that the slave cannot have: below zero, or above the last
@@ -421,7 +421,7 @@ class SlaveSession:
         self._reported_at = -heartbeat_s + now
         self.reported = -1
 
-    def received(self, data: bytes, now: float) -> int:
+    def received(self, data: bytes) -> int:
         """Take bytes of the master; return the number of log bytes written.
 
         Raises RemoteProtocolError for a frame that does not continue the log, and StoreError for a failed

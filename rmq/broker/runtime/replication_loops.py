@@ -234,7 +234,7 @@ class _Slave:
     def _received(self, data: bytes, now: float) -> None:
         """Take the slave's reports."""
         self._guest.speaks()
-        self.session.received(data, now)
+        self.session.received(data)
         self._replicas.acknowledged(now)
         copied = self._copies
         if not copied and self.session.position >= 0:
@@ -570,7 +570,7 @@ class Follower:
         def received(data: bytes, now: float) -> None:
             nonlocal is_heard
             is_heard = True
-            if session.received(data, now) or broker.followed.has_reports:
+            if session.received(data) or broker.followed.has_reports:
                 link.send(len(data))
             broker.followed.drop_deleted_queues()
 

@@ -29,7 +29,7 @@ class Link:
             deletions=broker.topics.deletions.all,
         )
         self.session = MasterSession(master.store, now, greet=broker.replica.greeting, tables=feed.note)
-        self.session.received(HELLO, now)
+        self.session.received(HELLO)
         self.session.frame(now)  # the greeting
         to.broker.followed.begin()
         self.slave = SlaveSession(
@@ -39,7 +39,7 @@ class Link:
             safe=lambda: to.broker.followed.reportable(to.store.max_physical_offset),
             noted=to.broker.followed.take,
         )
-        self.session.received(REPORT.pack(to.store.max_physical_offset), now)
+        self.session.received(REPORT.pack(to.store.max_physical_offset))
         self.wire = b""
 
     def send(self, frames: int = 1 << 30) -> None:
@@ -51,7 +51,7 @@ class Link:
 
     def take(self, count: int = 1 << 30) -> None:
         data, self.wire = self.wire[:count], self.wire[count:]
-        self.slave.received(data, self.now)
+        self.slave.received(data)
         self.to.broker.followed.drop_deleted_queues()
 
     def run(self) -> None:

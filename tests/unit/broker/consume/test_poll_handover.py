@@ -199,10 +199,10 @@ def slave(*texts: bytes) -> SlaveSession:
 def test_texts_come_between_reports_however_they_are_cut() -> None:
     table = Table()
     session, told = table.session(), slave(json.dumps([row(7)]), json.dumps([row(8, queue_id=1)]))
-    session.received((-1).to_bytes(8, "big", signed=True), 0.0)
+    session.received((-1).to_bytes(8, "big", signed=True))
     data = told.report(0.0) + told.report(1.0) + told.report(2.0) + told.report(10.0)
     for at in range(len(data)):
-        session.received(data[at : at + 1], 0.0)
+        session.received(data[at : at + 1])
     assert len(table.waiting) == 2
     assert session.acknowledged == 0
 
@@ -230,24 +230,24 @@ def test_nothing_is_told_before_the_first_report() -> None:
 def test_what_cannot_be_read_ends_the_link(text: bytes) -> None:
     table = Table()
     session = table.session()
-    session.received((-1).to_bytes(8, "big", signed=True) + bytes(8), 0.0)
+    session.received((-1).to_bytes(8, "big", signed=True) + bytes(8))
     word = (-(1 << 63) + len(text)).to_bytes(8, "big", signed=True)
     with pytest.raises(RemoteProtocolError):
-        session.received(word + text, 0.0)
+        session.received(word + text)
 
 
 def test_a_text_without_end_ends_the_link() -> None:
     session = Table().session()
-    session.received((-1).to_bytes(8, "big", signed=True) + bytes(8), 0.0)
+    session.received((-1).to_bytes(8, "big", signed=True) + bytes(8))
     with pytest.raises(RemoteProtocolError, match="waiting pulls"):
-        session.received((-(1 << 63) + TEXT_MAX + 1).to_bytes(8, "big", signed=True), 0.0)
+        session.received((-(1 << 63) + TEXT_MAX + 1).to_bytes(8, "big", signed=True))
 
 
 def test_a_session_that_takes_none_refuses_them() -> None:
     session = MasterSession(Rig().store, 0.0)
-    session.received(bytes(8), 0.0)
+    session.received(bytes(8))
     with pytest.raises(RemoteProtocolError):
-        session.received((-(1 << 63) + 2).to_bytes(8, "big", signed=True) + b"[]", 0.0)
+        session.received((-(1 << 63) + 2).to_bytes(8, "big", signed=True) + b"[]")
 
 
 @pytest.mark.parametrize("form", [JSON, ROCKETMQ])

@@ -35,11 +35,11 @@ def test_a_history_of_any_length_comes_in_parts_that_fit_a_note() -> None:
     session = MasterSession(
         Rig().store, 0.0, greet=lambda: MasterLog("L", 0, 99, epoch=MANY[-1][0], epochs=MANY)
     )
-    session.received(HELLO, 0.0)
+    session.received(HELLO)
     note = noted(session)
     got, parts = MasterLog.from_note(note).epochs, 1
     while has_earlier(note):
-        session.received(ask_before(got[0][0]), 0.0)
+        session.received(ask_before(got[0][0]))
         note = noted(session)
         got, parts = with_earlier(got, note), parts + 1
     assert (got, parts) == (MANY, 4)

@@ -13,7 +13,7 @@ from ..rig import Rig
 
 def test_a_replica_that_follows_our_epoch_is_served() -> None:
     session = MasterSession(Rig().store, 0.0, admit=leading(3).admit, greet=Rig().broker.replica.greeting)
-    session.received(named_hello(2, 3), 0.0)
+    session.received(named_hello(2, 3))
     assert session.number == 2
 
 
@@ -21,7 +21,7 @@ def test_a_replica_that_follows_our_epoch_is_served() -> None:
 def test_a_replica_that_follows_another_epoch_is_not_served(epoch: int) -> None:
     session = MasterSession(Rig().store, 0.0, admit=leading(3).admit, greet=Rig().broker.replica.greeting)
     with pytest.raises(RemoteProtocolError, match=f"it follows epoch {epoch}, this master leads 3"):
-        session.received(named_hello(2, epoch), 0.0)
+        session.received(named_hello(2, epoch))
     assert session.number == 0
 
 

@@ -83,10 +83,10 @@ def exchange(master: MasterSession, slave: SlaveSession, now: float, cut: int = 
     while True:
         up = slave.report(now)
         for at in range(0, len(up), cut):
-            master.received(up[at : at + cut], now)
+            master.received(up[at : at + cut])
         down = master.frame(now)
         for at in range(0, len(down), cut):
-            slave.received(down[at : at + cut], now)
+            slave.received(down[at : at + cut])
         if not up and not down:
             return
 
@@ -110,7 +110,7 @@ def test_frames_are_cut_at_the_batch_size_and_at_file_ends(tmp_path: Path, most:
     master_store = open_store(tmp_path, ha_transfer_batch_size=most)
     fill(master_store, 1)
     master = MasterSession(master_store, 0.0)
-    master.received(REPORT.pack(0), 0.0)
+    master.received(REPORT.pack(0))
     fill(master_store, 200)
     frames = []
     while frame := master.frame(0.0):
@@ -127,7 +127,7 @@ def test_no_frame_is_larger_than_a_slave_s_buffer(tmp_path: Path) -> None:
     store = open_store(tmp_path, **settings)
     fill(store, 10, 600_000)
     master = MasterSession(store, 0.0)
-    master.received(REPORT.pack(0), 0.0)
+    master.received(REPORT.pack(0))
     sizes = []
     while frame := master.frame(0.0):
         sizes.append(len(frame))
@@ -169,7 +169,7 @@ def test_nothing_is_sent_before_the_first_report_and_heartbeats_every_five_secon
     assert master.frame(105.0) == FRAME.pack(reach, 0)
     assert slave.report(104.9) == b""
     assert slave.report(105.0) == REPORT.pack(reach)
-    assert slave.received(FRAME.pack(reach, 0), 105.0) == 0
+    assert slave.received(FRAME.pack(reach, 0)) == 0
 
 
 @pytest.mark.parametrize("forged", [-1, 1 << 40])
@@ -179,22 +179,22 @@ def test_an_acknowledgement_above_what_was_sent_ends_the_link(
     master_store, _ = stores
     fill(master_store, 3)
     master = MasterSession(master_store, 0.0)
-    master.received(REPORT.pack(0), 0.0)
+    master.received(REPORT.pack(0))
     sent = FRAME.unpack_from(master.frame(0.0))[1]
-    master.received(REPORT.pack(sent), 0.0)
+    master.received(REPORT.pack(sent))
     with pytest.raises(RemoteProtocolError, match="acknowledges"):
-        master.received(REPORT.pack(forged), 0.0)
+        master.received(REPORT.pack(forged))
     assert master.acknowledged == sent
 
 
 def test_a_slave_that_has_more_than_its_master_is_refused(stores: tuple[Store, Store]) -> None:
     with pytest.raises(RemoteProtocolError, match="must be cut"):
-        MasterSession(stores[0], 0.0).received(REPORT.pack(100), 0.0)
+        MasterSession(stores[0], 0.0).received(REPORT.pack(100))
 
 
 def test_a_frame_before_any_log_is_refused(stores: tuple[Store, Store]) -> None:
     with pytest.raises(RemoteProtocolError):
-        slave_of(stores[1]).received(FRAME.pack(-(1 << 63), 4) + b"abcd", 0.0)
+        slave_of(stores[1]).received(FRAME.pack(-(1 << 63), 4) + b"abcd")
     assert stores[1].max_physical_offset == 0
 
 
@@ -204,7 +204,7 @@ def test_a_frame_that_cannot_follow_is_refused(stores: tuple[Store, Store], fram
     fill(slave_store, 1)
     reach = slave_store.max_physical_offset
     with pytest.raises(RemoteProtocolError):
-        slave_of(slave_store).received(frame, 0.0)
+        slave_of(slave_store).received(frame)
     assert slave_store.max_physical_offset == reach
 
 
@@ -222,7 +222,7 @@ def test_our_slave_reads_what_a_java_master_sent(golden: Path, tmp_path: Path, n
     slave = SlaveSession(append, lambda: len(log), 0.0)
     for chunk in capture["chunks"]:
         if chunk["dir"] == "s2c":
-            slave.received(base64.b64decode(chunk["b64"]), 0.0)
+            slave.received(base64.b64decode(chunk["b64"]))
     assert len(log) == max(row["max_offset"] for row in capture["decoded"] if row["from"] == "slave")
 
 
@@ -236,7 +236,7 @@ def test_our_master_reads_what_a_java_slave_reported(golden: Path, tmp_path: Pat
     master._next = max(reports)
     for chunk in capture["chunks"]:
         if chunk["dir"] == "c2s":
-            master.received(base64.b64decode(chunk["b64"]), 0.0)
+            master.received(base64.b64decode(chunk["b64"]))
     assert master.acknowledged == max(reports)
     store.close()
 
@@ -381,12 +381,12 @@ def test_progress_comes_behind_the_log_that_it_is_about(tmp_path: Path, most: in
             assert slave_store.max_offset("T", 0) >= told[-1]
 
     slave = SlaveSession(slave_store.append_raw, lambda: slave_store.max_physical_offset, 0.0, noted=noted)
-    master.received(HELLO, 0.0)
+    master.received(HELLO)
     exchange(master, slave, 0.0)
     for second in range(1, 20):
         fill(master_store, 10)
         for _ in range(5):  # the slave lags
-            slave.received(master.frame(float(second)), float(second))
+            slave.received(master.frame(float(second)))
     exchange(master, slave, 30.0)
     assert told[0] == 3
     assert told == sorted(set(told))
@@ -401,7 +401,7 @@ def test_one_of_ours_is_told_whose_log_it_is_and_asks_for_records(stores: tuple[
     fill(store, 3)
     master = ours(store)
     assert master.frame(0.0) == b""
-    master.received(HELLO + question(0) + question(5) + question(1 << 40), 0.0)
+    master.received(HELLO + question(0) + question(5) + question(1 << 40))
     notes = []
     while frame := master.frame(0.0):
         offset, size = FRAME.unpack_from(frame)
@@ -410,14 +410,14 @@ def test_one_of_ours_is_told_whose_log_it_is_and_asks_for_records(stores: tuple[
     assert MasterLog.from_note(notes[0]) == MasterLog("id", 0, store.max_physical_offset, FILE)
     assert notes[1] == {"at": 0, **fingerprint(store.read(0))}
     assert [note["size"] for note in notes[2:]] == [0, 0]
-    master.received(REPORT.pack(0), 0.0)
+    master.received(REPORT.pack(0))
     assert FRAME.unpack_from(master.frame(0.0))[0] == 0
 
 
 @pytest.mark.parametrize("said", [question(0), HELLO + HELLO, HELLO + question(0) * 1001])
 def test_odd_words_of_a_slave_end_its_link(stores: tuple[Store, Store], said: bytes) -> None:
     with pytest.raises(RemoteProtocolError, match="reports -"):
-        ours(stores[0]).received(said, 0.0)
+        ours(stores[0]).received(said)
 
 
 def test_who_says_no_hello_gets_frames_only(stores: tuple[Store, Store]) -> None:
@@ -425,7 +425,7 @@ def test_who_says_no_hello_gets_frames_only(stores: tuple[Store, Store]) -> None
     store, _ = stores
     fill(store, 3)
     master = ours(store, safe=5)
-    master.received(REPORT.pack(0), 0.0)
+    master.received(REPORT.pack(0))
     for second in range(20):
         frame = master.frame(float(second))
         assert not frame or FRAME.unpack_from(frame)[0] >= 0

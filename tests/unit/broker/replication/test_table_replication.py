@@ -164,7 +164,7 @@ def test_queues_that_a_deletion_left_before_a_restart_go_with_the_next_link() ->
     master, to = a_pair_with_messages()
     assert master.one(send("A", body=b"unseen")).code == 0
     delete(master, "A")
-    Link(master, to).slave.received(_topics_note(master), 0.0)
+    Link(master, to).slave.received(_topics_note(master))
     assert (to.topics.get("A"), "A" in queues_of(to)) == (None, True)  # its log does not reach there
     to.broker.followed._deleted.clear()  # as by a restart
     Link(master, to).run()

@@ -83,7 +83,7 @@ def session(master: Rig, heard: list[dict[str, int]]) -> MasterSession:
         waiting=Polls(),
         deleted=lambda topics: heard.append(dict(topics)),
     )
-    made.received(named_hello(2, 1) + REPORT.pack(0), 0.0)
+    made.received(named_hello(2, 1) + REPORT.pack(0))
     return made
 
 
@@ -105,11 +105,11 @@ def text_of(data: bytes) -> bytes:
 def test_a_master_hears_of_topics_that_are_deleted_at_a_slave() -> None:
     heard: list[dict[str, int]] = []
     made = session(Rig(), heard)
-    made.received(text_of(json.dumps({"deleted": {"Gone": 7}})) + text_of(b"[]"), 0.0)
+    made.received(text_of(json.dumps({"deleted": {"Gone": 7}})) + text_of(b"[]"))
     assert heard == [{"Gone": 7}]
     for text in (b"{}", b'{"deleted": 7}', b'{"deleted": {"Gone": null}}', b"{"):
         with pytest.raises(RemoteProtocolError):
-            session(Rig(), heard).received(text_of(text), 0.0)
+            session(Rig(), heard).received(text_of(text))
 
 
 def test_only_the_very_same_topic_is_deleted_for_a_slave() -> None:
