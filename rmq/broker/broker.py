@@ -56,7 +56,6 @@ if TYPE_CHECKING:
     from rmq.remoting.connection import Connection
     from rmq.remoting.serving.acceptor import Acceptor
     from rmq.shares import Holding
-    from rmq.store.reader import GetResult
     from rmq.store.store import Store
 
 Handler = Callable[["Command", "Connection", int], "Command | None"]
@@ -525,11 +524,11 @@ class Broker(Endpoint):
     def _wake_slaves(self) -> None:
         self.acknowledgement.replicas.grown()
 
-    def _on_pulled(self, request: ReadRequest, result: GetResult, reading: Reading) -> None:
+    def _on_pulled(self, request: ReadRequest, count: int, size: int, reading: Reading) -> None:
         if self.hooks.quotas:
-            self.quotas.consumed(reading, result.count, result.size)
+            self.quotas.consumed(reading, count, size)
         if self.hooks.pulled:
             seconds = self.work_clock() - self.chunk.began
             place = request.topic, request.consumer_group, request.queue_id
-            event = PulledEvent(*place, result.count, result.size, reading, seconds)
+            event = PulledEvent(*place, count, size, reading, seconds)
             self.hooks.observe(self.hooks.pulled, event)

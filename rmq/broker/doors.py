@@ -232,7 +232,7 @@ class DoorPeer(DoorClient):
             self._broker.commit_soon()  # the event of it
         messages = decode_records(b"".join(result.buffers)) if code == SUCCESS else []
         if messages:
-            reader.handed_out(request, result, self)
+            reader.handed_out(request, result.count, result.size, self)
         return ReadResult(messages, result.next_queue_offset, result.min_offset, result.max_offset)
 
     def hold(self, request: ReadRequest, on_result: OnRead, seconds: float) -> None:

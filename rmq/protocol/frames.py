@@ -223,7 +223,7 @@ def encode_pull_reply_head(
 
 
 def encode_pop_reply_head(
-    request: Command, times: tuple[int, int], starts: str, offsets: str, counts: str, body_length: int
+    opaque: int, times: tuple[int, int], starts: str, offsets: str, counts: str, body_length: int
 ) -> bytes:
     """The frame of a pop's answer up to its body of `body_length` bytes, which the caller sends after it.
 
@@ -235,10 +235,16 @@ def encode_pop_reply_head(
     header = (
         f'{{"code":0,"extFields":{{"popTime":"{taken}","invisibleTime":"{invisible}","reviveQid":"0",'
         f'"restNum":"0","startOffsetInfo":"{starts}","msgOffsetInfo":"{offsets}","orderCountInfo":"{counts}"}},'
-        f"{_LANGUAGE}{request.opaque}{_REPLY_END}"
+        f"{_LANGUAGE}{opaque}{_REPLY_END}"
     ).encode()
     size = len(header)
     return _PREFIX.pack(4 + size + body_length, size) + header
+
+
+def encode_ack_reply(opaque: int) -> bytes:
+    """The frame of a good answer to an acknowledgement. The request is JSON, as a pop."""
+    header = f'{{"code":0,{_LANGUAGE}{opaque}{_REPLY_END}'.encode()
+    return _PREFIX.pack(4 + len(header), len(header)) + header
 
 
 # --- a stream ---

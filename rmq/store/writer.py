@@ -120,6 +120,24 @@ class StoreWriter(StoreView):
         if record.keys and is_indexed(sys_flag):
             self._entries.append((record.topic, record.keys, position, now))
 
+    def put_body(self, topic: str, body: bytes) -> None:
+        """Take a record of the broker's own into queue 0 of a topic, as `put` does: a body without
+        properties."""
+        queue = self._queues.table.get((topic, 0)) or self._queues.make(topic, 0)
+        log, host, now = self._log, self.store_host, self._batch_ms
+        if log.position == log.end:
+            self._begin_batch()
+            now = self._batch_ms
+        size = self._fixed_size + len(host) + len(body) + queue.topic_size
+        if size + _ROOM > log.left:
+            self._make_room(size, b"")
+        position, flag = log.position, self._host_flag | (SYS_BORNHOST_V6 if len(host) == 20 else 0)
+        place = 0, queue.next, position, flag
+        log.append(build_record(size, 0, *place, 0, host, now, host, 0, 0, body, queue.topic_bytes, b""))
+        self._units.append((position, size, 0))
+        self._owners.append(queue)
+        queue.next += 1
+
     def put_batch(self, shared: Record, batch: bytes, suffix: bytes) -> Batch | None:
         """Take the messages of a batch body into the pending batch, as `put` does with each: `shared` is
         their common part, `suffix` follows the properties of each message.

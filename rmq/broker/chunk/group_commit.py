@@ -144,10 +144,10 @@ class GroupCommit:
         """Commit the pending messages, answer their senders, and wake the consumers of their queues; also for
         parts that put messages outside a chunk. After a failure all senders get the cause, and none gets
         success."""
-        while self._store.has_pending or self._deliveries.has_pending:
+        store, ledger = self._store, self._deliveries.ledger
+        while ledger.has_pending or store.has_pending:
             try:
-                if self._deliveries.has_pending:
-                    self._deliveries.ledger.write()
+                ledger.write()
                 self.commit()
             except StoreError:
                 continue  # the senders have the cause, and so has the log

@@ -180,4 +180,4 @@ class Pull:
             connection.write(head)
             return
         connection.write([head, *result.buffers])
-        self._reader.handed_out(header, result, connection)
+        self._reader.handed_out(header, result.count, result.size, connection)

@@ -101,8 +101,8 @@ class Reader:
     """Reads queues for consumers.
 
     Reads that wait are in `parked_pulls`: `on_deadline(at)` is called with each new deadline, so that its
-    `step` is called by then. `on_pulled` is called with messages that were handed out. `put(record)` stores a
-    record of the broker's own and raises StoreError.
+    `step` is called by then. `on_pulled` is called with the number and the bytes of messages that were handed
+    out. `put(record)` stores a record of the broker's own and raises StoreError.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class Reader:
         now_ms: Callable[[], int],
         clock: Callable[[], float],
         on_deadline: Callable[[float], None],
-        on_pulled: Callable[[ReadRequest, GetResult, Reading], None],
+        on_pulled: Callable[[ReadRequest, int, int, Reading], None],
         put: Callable[[Record], None],
         role: Role,
     ) -> None:
@@ -430,10 +430,10 @@ class Reader:
         self._stats.miss()
         self.parked_pulls.park_pull(held)
 
-    def handed_out(self, request: ReadRequest, result: GetResult, reading: Reading) -> None:
-        """Count the messages that were given to a consumer."""
-        self._stats.get(request.consumer_group, request.topic, result.count, result.size)
-        self._on_pulled(request, result, reading)
+    def handed_out(self, request: ReadRequest, count: int, size: int, reading: Reading) -> None:
+        """Count messages, of so many bytes, that were given to a consumer."""
+        self._stats.get(request.consumer_group, request.topic, count, size)
+        self._on_pulled(request, count, size, reading)
 
     def _check_room(self, reading: Reading, holders: Holders) -> None:
         """Raise ResponseError if the limit of waiting pulls is reached: in all, of a connection, of an

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from rmq.broker.role import Role
     from rmq.broker.state import Tables
     from rmq.protocol.record import Record
-    from rmq.store.reader import GetResult
     from rmq.store.store import Store
 
 
@@ -54,9 +53,9 @@ def make_readers(
     now_ms: Callable[[], int],
     clock: Callable[[], float],
     on_deadline: Callable[[float], None],
-    on_pulled: Callable[[ReadRequest, GetResult, Reading], None],
+    on_pulled: Callable[[ReadRequest, int, int, Reading], None],
     put: Callable[[Record], None],
-    put_delivery: Callable[[Record, OnWritten | None], None],
+    put_delivery: Callable[[str, bytes, OnWritten | None], None],
     give_up: Callable[[str, memoryview, int, str], None],
     commit_soon: Callable[[], None],
     linked: Callable[[], Collection[int]],

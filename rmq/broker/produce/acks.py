@@ -23,7 +23,7 @@ from __future__ import annotations
 import logging
 import math
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, Union
 
 from attrs import define, field
@@ -77,6 +77,10 @@ class Call:
     queue_id: int
     record: Record
 
+    def is_for(self, topics: Collection[str]) -> bool:
+        """True if the message is sent to, or lies in, one of the topics."""
+        return self.topic in topics or self.record.topic in topics
+
     def done(self, host: bytes, error: ResponseError | None) -> None:
         """Report that the message is stored; `error`: its safety is unknown."""
         record = self.record
@@ -111,7 +115,10 @@ class OwnCall:
 
     on_done: Callable[[ResponseError | None], None]
     topic: str
-    record: Record
+
+    def is_for(self, topics: Collection[str]) -> bool:
+        """True if the record lies in one of the topics."""
+        return self.topic in topics
 
     def done(self, host: bytes, error: ResponseError | None) -> None:
         """Report that the record is stored; `error`: its safety is unknown."""
@@ -272,15 +279,13 @@ class Acknowledgement:
             call.failed(for_code(code, remark))
 
     def _report(self, calls: Sequence[Call | OwnCall]) -> None:
-        unsaved = self._topics.unsaved
-        ready: list[Call | OwnCall] = []
-        for call in calls:
-            held = bool(unsaved) and (call.topic in unsaved or call.record.topic in unsaved)
-            (self._new_topic_calls if held else ready).append(call)
-        if ready and (self._waits_for_more or self._role.awaits_replicas):
-            self._park(None, Calls(ready))
+        if unsaved := self._topics.unsaved:
+            self._new_topic_calls += [call for call in calls if call.is_for(unsaved)]
+            calls = [call for call in calls if not call.is_for(unsaved)]
+        if calls and (self._waits_for_more or self._role.awaits_replicas):
+            self._park(None, Calls(calls))
         else:
-            for call in ready:
+            for call in calls:
                 call.done(self._store.store_host, None)
 
     def _answer(self, connection: Connection, senders: AckBatch) -> None:

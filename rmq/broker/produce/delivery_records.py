@@ -14,10 +14,10 @@ from rmq.protocol.record import PROPERTIES_MAX, decode_record, record_of
 
 if TYPE_CHECKING:
     from rmq.broker.produce.acks import Acknowledgement
-    from rmq.broker.produce.append import Append, OwnWrites
+    from rmq.broker.produce.append import Append
     from rmq.broker.tables.topics import Topics
     from rmq.errors import ResponseError
-    from rmq.protocol.record import Record
+    from rmq.store.store import Store
 
 log = logging.getLogger("rmq.broker")
 
@@ -26,22 +26,22 @@ class DeliveryRecords:
     """Puts these records into the pending batch."""
 
     def __init__(
-        self, topics: Topics, own: OwnWrites, append: Append, acknowledgement: Acknowledgement
+        self, store: Store, topics: Topics, append: Append, acknowledgement: Acknowledgement
     ) -> None:
+        self._store = store
         self._topics = topics
-        self._own = own
         self._append = append
         self._acknowledgement = acknowledgement
 
-    def put(self, record: Record, on_done: Callable[[ResponseError | None], None] | None) -> None:
-        """Put a record of the journal; `on_done` is called when it is as safe as the settings ask. Raises
-        StoreError.
+    def put(self, topic: str, body: bytes, on_done: Callable[[ResponseError | None], None] | None) -> None:
+        """Put a record of the journal into its topic; `on_done` is called when it is as safe as the settings
+        ask. Raises StoreError.
         """
-        if self._topics.get(record.topic) is None:
-            self._topics.create_retry(record.topic, PERM_WRITE | PERM_READ, 1)
-        self._own.put(record)
+        if self._topics.get(topic) is None:
+            self._topics.create_retry(topic, PERM_WRITE | PERM_READ, 1)
+        self._store.put_body(topic, body)
         if on_done is not None:
-            self._acknowledgement.calls.append(OwnCall(on_done, record.topic, record))
+            self._acknowledgement.calls.append(OwnCall(on_done, topic))
 
     def put_dead_letter(self, group: str, data: memoryview, attempts: int, reason: str) -> None:
         """Put a dead letter of a group, from the record of a message that was tried so often. Raises

@@ -143,5 +143,5 @@ def make_writers(
         send,
         idempotent,
         recall,
-        DeliveryRecords(topics, own_writes, append, acknowledgement),
+        DeliveryRecords(store, topics, append, acknowledgement),
     )

@@ -26,7 +26,6 @@ from rmq.broker.consume.per_message.retry_policy import RetryPolicy, policy_of
 from rmq.broker.consume.per_message.taking import Handed, Taker, Taking
 from rmq.errors import ResponseError, for_code
 from rmq.protocol.codes import ResponseCode
-from rmq.store.reader import GetResult
 
 if TYPE_CHECKING:
     from attrs import frozen
@@ -35,11 +34,11 @@ if TYPE_CHECKING:
     from rmq.broker.consume.long_polling import Reading
     from rmq.broker.consume.per_message.leases import OnHandled
     from rmq.broker.consume.per_message.ledger import OnWritten
+    from rmq.broker.consume.per_message.queue_delivery import Batch
     from rmq.broker.consume.read import Reader
     from rmq.broker.role import Role
     from rmq.broker.state import Tables
     from rmq.doors import TakeRequest
-    from rmq.protocol.record import Record
     from rmq.shares import Shares
     from rmq.store.store import Store
 else:
@@ -68,7 +67,7 @@ class DeliveryFigures:
 class Deliveries:
     """The groups that take single messages.
 
-    `put(record, on_done)` takes a record of the journal into the pending batch, `give_up(group, message,
+    `put(topic, body, on_done)` takes a record of the journal into the pending batch, `give_up(group, message,
     attempts, reason)` a dead letter; both raise StoreError and ResponseError. `commit_soon()` has the batch
     written in the next round of the loop, if no other work writes it. `on_deadline(at)` is called with each
     new deadline of `clock`, in seconds, so that `step` is called by then.
@@ -86,7 +85,7 @@ class Deliveries:
         now_ms: Callable[[], int],
         on_deadline: Callable[[float], None],
         commit_soon: Callable[[], None],
-        put: Callable[[Record, OnWritten | None], None],
+        put: Callable[[str, bytes, OnWritten | None], None],
         give_up: Callable[[str, memoryview, int, str], None],
     ) -> None:
         self._settings = settings
@@ -125,11 +124,6 @@ class Deliveries:
         )
 
     # ---- what the broker asks ----
-
-    @property
-    def has_pending(self) -> bool:
-        """True if there is something to write to the journal."""
-        return self.ledger.has_pending
 
     @property
     def out(self) -> int:
@@ -177,13 +171,9 @@ class Deliveries:
         config = self._settings.broker
         limits, now_ms = self._settings.store, self._now_ms()
         most = 1 if reading.is_busy else limits.max_transfer_count_on_message_in_memory
-        room = min(
-            config.max_taken_messages_of_group - topic.out,
-            self._leases.room(topic, self._settings.holders_of(reading), config.max_taken_messages),
-        )
         taking = Taking(
             min(request.max_msg_nums, most),
-            max(0, room),
+            max(0, self.room(topic, reading)),
             limits.max_transfer_bytes_on_message_in_memory,
             self.clock(),
             now_ms,
@@ -209,9 +199,23 @@ class Deliveries:
             count, size = handed[0].count, handed[0].size
             for one in handed[1:]:
                 count, size = count + one.count, size + one.size
-            result = GetResult("FOUND", 0, count=count, size=size)
-            self._reader.handed_out(request, result, reading)
+            self._reader.handed_out(request, count, size, reading)
         return handed
+
+    def room(self, topic: TopicDelivery, reading: Reading) -> int:
+        """The number of further messages of a topic that a consumer may take."""
+        config = self._settings.broker
+        return min(
+            config.max_taken_messages_of_group - topic.out,
+            self._leases.room(topic, self._settings.holders_of(reading), config.max_taken_messages),
+        )
+
+    def took_new(self, topic: TopicDelivery, batch: Batch) -> None:
+        """Keep a batch of new messages that was handed out."""
+        topic.used_at = self.clock()
+        topic.has_more = topic.is_at_limit = False
+        batch.queue.lease(batch)
+        self._leases.took_new(topic, batch)
 
     def _take_of(
         self, topic: TopicDelivery, queue_id: int, in_order: bool, request: TakeRequest, taking: Taking
@@ -220,7 +224,7 @@ class Deliveries:
         queue = topic.queues.get(queue_id)
         if queue is None:
             queue = self._begin_queue(topic, queue_id, request)
-        if queue.groups is None and not in_order and not queue.ready and queue.recovered <= queue.cursor:
+        if not in_order and queue.has_new_only:
             if queue.cursor == self._store.max_offset(topic.topic, queue_id):
                 return
         elif not queue.set_order(in_order):
@@ -352,15 +356,16 @@ class Deliveries:
         the messages have these leases; if not, nothing is changed. Raises ResponseError.
         """
         self._check_keeps(())
-        known, ledger = self._table.get((group, topic)), self.ledger
-        changes = [self._leases.acknowledge_batch(known, *one) for one in batches]
-        if None in changes:
-            return False
+        known, changes = self._table.get((group, topic)), []
+        for batch in batches:
+            change = self._leases.acknowledge_batch(known, *batch)
+            if change is None:
+                return False
+            changes.append(change)
         for change in changes:
-            assert change is not None
-            ledger.finish(change)
-        ledger.call(on_done)
-        self._write_soon()
+            self.ledger.finish(change)
+        self.ledger.call(on_done)
+        self._commit_soon()
         return True
 
     def changes(self, group: str, topic: str, handles: Sequence[str]) -> list[Change]:
@@ -418,6 +423,14 @@ class Deliveries:
             return
         queues = (queue for topic in self._table.values() for queue in topic.queues.values())
         self._leases.stop(queues)
+
+    def topic_of(self, group: str, topic: str) -> TopicDelivery | None:
+        """The state of a topic for a group that takes its messages one by one."""
+        return self._table.get((group, topic))
+
+    def keeps(self, topic: TopicDelivery) -> bool:
+        """True if takes go on from this state of a topic, and pulls are refused."""
+        return topic.is_refusing_pulls and self._table.get((topic.group, topic.topic)) is topic
 
     def queue_of(self, group: str, topic: str, queue_id: int) -> QueueDelivery | None:
         """The state of a queue for a group that takes its messages one by one."""

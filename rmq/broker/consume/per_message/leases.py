@@ -94,8 +94,7 @@ class Leases:
         """Keep the leases of a take, and the batches that were not handed out; first attempts count as
         out."""
         for batch in taking.leased:
-            self._owned.setdefault(batch.owner, {})[batch] = None
-            self._at(batch)
+            self._keep(batch)
         for batch, until_ms in taking.postpone:
             self._postpone(batch, until_ms)
         for batch in taking.dying:
@@ -104,6 +103,15 @@ class Leases:
             self._leave(batch)
         if taking.new != taking.dropped:
             self.count_out(topic, taking.new - taking.dropped)
+
+    def took_new(self, topic: TopicDelivery, batch: Batch) -> None:
+        """Keep the lease of new messages."""
+        self._keep(batch)
+        self.count_out(topic, batch.count)
+
+    def _keep(self, batch: Batch) -> None:
+        self._owned.setdefault(batch.owner, {})[batch] = None
+        self._at(batch)
 
     @property
     def out(self) -> int:
@@ -455,12 +463,8 @@ class Leases:
         self.count_out(queue.topic, -removed.bit_count())
         if not batch.mask:
             self._remove(batch)
-        if (
-            removed
-            and batch.key is not None
-            and queue.groups is not None
-            and queue.groups.finished(batch.key)
-        ):
+        key, groups = batch.key, queue.groups
+        if key is not None and groups is not None and removed and groups.finished(key):
             self._on_ready(queue.topic)
 
     def reset(self, queue: QueueDelivery, base: int) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from attrs import field
@@ -22,7 +23,7 @@ from rmq.broker.consume.per_message.offset_set import OffsetSet
 from rmq.broker.consume.per_message.queue_delivery import WAITING, Batch, QueueDelivery
 from rmq.errors import CorruptRecord, ResponseError, StoreError, for_code
 from rmq.protocol.codes import ResponseCode
-from rmq.protocol.record import Record, decode_record
+from rmq.protocol.record import decode_record
 from rmq.store.config import BrokerRole
 
 if TYPE_CHECKING:
@@ -82,8 +83,8 @@ class Decided:
 class Ledger:
     """Writes and reads the journal.
 
-    `put(record, on_done)` takes a record into the store's pending batch; `on_done` is called when the record
-    is as safe as the broker's settings ask. It raises StoreError and ResponseError. `apply(changes,
+    `put(topic, body, on_done)` takes a record into the store's pending batch; `on_done` is called when the
+    record is as safe as the broker's settings ask. It raises StoreError and ResponseError. `apply(changes,
     is_written)` applies changes, or reports that they could not be written. `wall_ms(time)` is the wall time
     of a time of the broker's clock.
     """
@@ -92,7 +93,7 @@ class Ledger:
         self,
         store: Store,
         *,
-        put: Callable[[Record, OnWritten | None], None],
+        put: Callable[[str, bytes, OnWritten | None], None],
         apply: Callable[[list[Change], bool], None],
         wall_ms: Callable[[float], int],
     ) -> None:
@@ -194,7 +195,7 @@ class Ledger:
         if halves:
             pieces.append(journal.commit(halves))
         body = b"".join(pieces)
-        self._put(Record(JOURNAL_TOPIC, 0, body, born_host=self._store.store_host), on_written)
+        self._put(JOURNAL_TOPIC, body, on_written)
         self._bytes += len(body)
         self._writing += changes
 
@@ -218,27 +219,22 @@ class Ledger:
         """Put the record of the turn into the store's pending batch."""
         if not self._pieces:
             return
-        pieces, self._pieces = self._again + self._pieces, []
-        firm, self._firm, self._again = self._again + self._firm, [], []
-        calls, self._calls = self._calls, []
-        changes, self._changes = self._changes, []
-
-        def done(error: ResponseError | None) -> None:
-            for call in calls:
-                call(error)
-
-        on_done = calls[0] if len(calls) == 1 else done
+        pieces, firm, calls, changes = self._pieces, self._firm, self._calls, self._changes
+        self._pieces, self._calls, self._changes = [], [], []
+        if firm or self._again:
+            pieces, firm = self._again + pieces, self._again + firm
+            self._firm, self._again = [], []
+        on_done = calls[0] if len(calls) == 1 else partial(_call_all, calls)
         bodies = _bodies(pieces, journal.head(self._first))
         if self._whole_from is not None:
             bodies.append(journal.head(self._whole_from))
         try:
             for body in bodies:
-                record = Record(JOURNAL_TOPIC, 0, body, born_host=self._store.store_host)
-                self._put(record, on_done if body is bodies[-1] and calls else None)
+                self._put(JOURNAL_TOPIC, body, on_done if body is bodies[-1] and calls else None)
                 self._bytes += len(body)
         except (StoreError, ResponseError) as error:
             log.error("acknowledgements of per-message delivery are not written: %s", error)
-            self._again = firm
+            self._again = list(firm)
             self._apply(changes, False)
             refusal = for_code(ResponseCode.SYSTEM_ERROR, f"the acknowledgement is not written: {error}")
             for call in calls:
@@ -443,6 +439,11 @@ def _note(batch: Batch, available_ms: int, attempts: int | None = None) -> bytes
     queue = batch.queue
     attempts = batch.attempt if attempts is None else attempts
     return journal.note(queue.row_id, queue.frontier, batch.start, batch.mask, attempts, available_ms)
+
+
+def _call_all(calls: Sequence[OnWritten], error: ResponseError | None) -> None:
+    for call in calls:
+        call(error)
 
 
 def _bodies(pieces: list[bytes], head: bytes) -> list[bytes]:

@@ -30,6 +30,9 @@ class OffsetSet:
 
     def add(self, start: int, mask: int) -> bool:
         """Add offset `start + i` for each bit `i` of `mask`. Return whether `base` has moved."""
+        if start == self.base and not self._maps and not mask & (mask + 1):  # the usual case
+            self.base = start + mask.bit_length()
+            return mask > 0
         if start < self.base:
             mask >>= self.base - start
             start = self.base

@@ -14,8 +14,9 @@ from rmq.broker.consume.per_message.polls import HeldTake
 from rmq.doors import TakeRequest
 from rmq.errors import ResponseError, for_code
 from rmq.protocol import codes
-from rmq.protocol.codes import ResponseCode
-from rmq.protocol.frames import encode_pop_reply_head
+from rmq.protocol.codes import FLAG_RESPONSE, ResponseCode
+from rmq.protocol.command import Command
+from rmq.protocol.frames import encode_ack_reply, encode_pop_reply_head
 from rmq.protocol.headers import encode as encode_header
 from rmq.protocol.pop import (
     BY_POLICY,
@@ -45,7 +46,6 @@ if TYPE_CHECKING:
     from rmq.broker.config import Settings
     from rmq.broker.consume.per_message.deliveries import Deliveries
     from rmq.broker.consume.per_message.taking import Handed
-    from rmq.protocol.command import Command
     from rmq.protocol.pop import AckRow, BatchAck
     from rmq.remoting.connection import Connection
 else:
@@ -101,7 +101,7 @@ class PopRequests:
         known = self._pops.get(texts)
         born = request.ext.get("bornTime") or ""
         if known is None or not (born.isascii() and born.isdigit() and len(born) <= _BORN_DIGITS):
-            known = self._read_pop(request, texts)
+            known = self.read_pop(request, texts)
         take, poll_ms = known
         if not self._deliveries.polls.is_silent:
             handed = self._deliveries.take(take, connection)
@@ -110,8 +110,9 @@ class PopRequests:
                 return
         self._hold(request, connection, take, poll_ms)
 
-    def _read_pop(self, request: Command, texts: tuple[str | None, ...]) -> tuple[TakeRequest, int]:
-        """The take of a pop, and its longest wait (ms)."""
+    def read_pop(self, request: Command, texts: tuple[str | None, ...] = ()) -> tuple[TakeRequest, int]:
+        """The take of a pop, and its longest wait (ms); kept for the same `texts`. Raises ResponseError,
+        RemoteProtocolError."""
         header = request.read(PopMessageRequestHeader)
         _check_invisible(header.invisible_time, least=1)
         take = TakeRequest(
@@ -125,7 +126,7 @@ class PopRequests:
             True if header.order else None,
             header.init_mode == INIT_FROM_FIRST,
         )
-        if sum(len(text or "") for text in texts) <= _POP_CHARS:
+        if texts and sum(len(text or "") for text in texts) <= _POP_CHARS:
             if len(self._pops) >= _POPS_MAX:
                 self._pops.clear()
             self._pops[texts] = take, header.poll_time
@@ -163,7 +164,7 @@ class PopRequests:
             buffers = [buffer for one in handed for buffer in one.buffers]
         counts = _order_counts(handed) if take.in_order else ""
         times = first.taken_ms, first.invisible_ms
-        head = encode_pop_reply_head(request, times, starts, offsets, counts, size)
+        head = encode_pop_reply_head(request.opaque, times, starts, offsets, counts, size)
         connection.write([head, *buffers])
 
     # ---- acknowledge ----
@@ -175,7 +176,7 @@ class PopRequests:
     def _on_batch_ack(self, request: Command, connection: Connection, now: int) -> Command | None:
         acks = read_acks(request.body)
         groups: dict[tuple[str, str], list[str]] = {}
-        if acks and self._ack_leases(request, connection, acks):
+        if self.acknowledge_leases(request.opaque, connection, acks):
             return None
         name = self._settings.broker.broker_name
         for ack in acks:
@@ -198,17 +199,23 @@ class PopRequests:
             self._deliveries.acknowledge(group, topic, handles, done)
         return None
 
-    def _ack_leases(
-        self, request: Command, connection: Connection, acks: Sequence[AckRow | BatchAck]
+    def acknowledge_leases(
+        self, opaque: int, connection: Connection, acks: Sequence[AckRow | BatchAck]
     ) -> bool:
-        """Acknowledge messages of one group and topic by leases. Return whether that was possible."""
+        """Acknowledge messages of one group and topic by leases. Return whether that was possible. Raises
+        ResponseError, RemoteProtocolError, without any effect."""
+        if not acks:
+            return False
         group, topic = acks[0].c, acks[0].t
         for ack in acks:
             if ack.c != group or ack.t != topic:
                 return False
 
         def done(error: ResponseError | None) -> None:
-            connection.reply(request.reply() if error is None else request.reply(error.code, error.remark))
+            if error is None:
+                connection.write(encode_ack_reply(opaque))
+            else:
+                connection.reply(Command(error.code, opaque, FLAG_RESPONSE, remark=error.remark))
 
         batches = [(ack.q, ack.so, ack.pt, mask_of(ack.b)) for ack in acks]
         return self._deliveries.acknowledge_batches(group, topic, batches, done)

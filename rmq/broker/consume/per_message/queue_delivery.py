@@ -88,8 +88,6 @@ class Batch:
     name: int
     key: bytes | None = None
     state: int = LEASED
-    span: int = 0
-    """The number of offsets from `start` on that included the whole batch when it was leased."""
     refused: dict[Any, int] | None = None
     """Of a ready batch: the choosers that take none of it, with their versions."""
     due: float = math.inf
@@ -137,7 +135,9 @@ class QueueDelivery:
     _other_name: int = -(1 << 63)
     """A name that no batch gets from its first message."""
     _blocks: dict[int, dict[Batch, None]] = field(factory=dict, repr=False)
-    """The leased batches by the parts of the queue that they lie in."""
+    """The leased batches by the part of the queue in which they begin."""
+    _reach: int = 0
+    """Most parts of the queue that a leased batch reaches into behind its first."""
 
     @property
     def base(self) -> int:
@@ -155,6 +155,11 @@ class QueueDelivery:
     def is_out(self) -> bool:
         """True if messages are leased, or wait for redelivery."""
         return bool(self.leased or self.waiting or self.ready or (self.groups and self.groups.free))
+
+    @property
+    def has_new_only(self) -> bool:
+        """True if takes get new messages only, in no order."""
+        return not self.ready and self.groups is None and self.cursor >= self.recovered and not self.notes
 
     def set_order(self, in_order: bool) -> bool:
         """Set whether messages are taken by message group. Return True if it is set; never while some are
@@ -205,12 +210,13 @@ class QueueDelivery:
         the name that these messages would get at their next take: in that case the new batch gets another
         name."""
         batch.state = LEASED
-        batch.span = batch.mask.bit_length()
         if batch.name in self.leased:
             batch.name = self._other_name = self._other_name - 1
         self.leased[batch.name] = batch
-        for at in _blocks_of(batch):
-            self._blocks.setdefault(at, {})[batch] = None
+        at, begin = divmod(batch.start, BLOCK)
+        self._blocks.setdefault(at, {})[batch] = None
+        if begin + batch.mask.bit_length() > (self._reach + 1) * BLOCK:
+            self._reach = (begin + batch.mask.bit_length() - 1) // BLOCK
 
     def find(self, start: int, offset: int, taken_ms: int) -> Batch | None:
         """The leased batch that a handle names, if it still has the message."""
@@ -218,14 +224,20 @@ class QueueDelivery:
             batch = self.leased.get(name)
             if batch is not None and batch.taken_ms == taken_ms and self.has(batch, offset):
                 return batch
-        for batch in self._blocks.get(offset // BLOCK, ()):
+        for batch in self._near(offset):
             if batch.taken_ms == taken_ms and self.has(batch, offset):
                 return batch
         return None
 
+    def _near(self, offset: int) -> Iterator[Batch]:
+        """The leased batches that may have a message."""
+        at = offset // BLOCK
+        for block in range(at - self._reach, at + 1):
+            yield from self._blocks.get(block, ())
+
     def is_leased(self, offset: int) -> bool:
         """True if any lease has the message."""
-        return any(self.has(batch, offset) for batch in self._blocks.get(offset // BLOCK, ()))
+        return any(self.has(batch, offset) for batch in self._near(offset))
 
     def attempts(self, offset: int) -> int:
         """Number of deliveries of a message that is not leased; at least 1."""
@@ -260,7 +272,7 @@ class QueueDelivery:
     def restart(self, finished: OffsetSet) -> None:
         """Reset the queue: only these messages are finished, and no message was taken."""
         self.finished, self.cursor, self.recovered, self.tried_before = finished, finished.base, 0, 0
-        self.notes, self.ready, self._blocks = {}, deque(), {}
+        self.notes, self.ready, self._blocks, self._reach = {}, deque(), {}, 0
         if self.groups is not None:
             self.groups = MessageGroups()
 
@@ -276,11 +288,11 @@ class QueueDelivery:
 
     def _release(self, batch: Batch) -> None:
         del self.leased[batch.name]
-        for at in _blocks_of(batch):
-            block = self._blocks[at]
-            del block[batch]
-            if not block:
-                del self._blocks[at]
+        at = batch.start // BLOCK
+        block = self._blocks[at]
+        del block[batch]
+        if not block:
+            del self._blocks[at]
 
     def wait(self, batch: Batch, time: float) -> None:
         """Keep a batch, which was taken out, until `time`."""
@@ -300,7 +312,3 @@ class QueueDelivery:
     def batches(self) -> list[Batch]:
         """All batches."""
         return [*self.leased.values(), *self.waiting, *(one for one in self.ready if one.state == READY)]
-
-
-def _blocks_of(batch: Batch) -> range:
-    return range(batch.start // BLOCK, (batch.start + batch.span - 1) // BLOCK + 1)
