@@ -20,12 +20,20 @@ from typing import TYPE_CHECKING, Any, Final
 
 from rmq.broker.broker import Broker
 from rmq.broker.consume.pull_runs import PullRuns, make_pull_lanes
+from rmq.broker.consume.take_runs import TakeRuns, make_take_lanes
 from rmq.broker.produce.append import broker_properties
 from rmq.broker.produce.send import SLOW_PATH_PROPERTIES, host_of
 from rmq.errors import StoreError
 from rmq.plugin import PulledEvent
 from rmq.protocol import engine
-from rmq.protocol.codes import SYS_BORNHOST_V6, SYS_OF_SENDERS, SYS_STOREHOST_V6, RequestCode
+from rmq.protocol.codes import (
+    BATCH_ACK_MESSAGE,
+    POP_MESSAGE,
+    SYS_BORNHOST_V6,
+    SYS_OF_SENDERS,
+    SYS_STOREHOST_V6,
+    RequestCode,
+)
 from rmq.protocol.properties import encode_properties
 from rmq.remoting.limits import turn_is_over
 
@@ -35,7 +43,7 @@ if TYPE_CHECKING:
 
     from rmq.broker.config import BrokerConfig
     from rmq.plugin import Hooks
-    from rmq.protocol._engine import Lanes, PullRun, SendRun
+    from rmq.protocol._engine import Lanes, PullRun, SendRun, TakeRun
     from rmq.protocol.command import Command
     from rmq.remoting.connection import Connection
     from rmq.store.store import Store
@@ -74,11 +82,16 @@ class CompiledBroker(Broker):
 
     def __init__(self, config: BrokerConfig, store: Store, compiled: ModuleType, **given: Any) -> None:
         host = store.store_host
-        self._run_class, self._pull_run_class = compiled.SendRun, compiled.PullRun
+        self._run_class = compiled.SendRun
+        self._answers: dict[type, Callable[[Any, Connection], int]] = {
+            compiled.PullRun: self._answer_pulls,
+            compiled.TakeRun: self._answer_takes,
+        }
+        self._run_classes = {compiled.SendRun, *self._answers}
         host_flag = SYS_STOREHOST_V6 if len(host) == 20 else 0
-        self._pull_lanes = make_pull_lanes(compiled)
+        self._pull_lanes, self._take_lanes = make_pull_lanes(compiled), make_take_lanes(compiled)
         flags = host_flag, SYS_BORNHOST_V6, SYS_OF_SENDERS
-        self.lanes = compiled.Lanes(SLOW_PATH_PROPERTIES, host, *flags, self._pull_lanes)
+        self.lanes = compiled.Lanes(SLOW_PATH_PROPERTIES, host, *flags, self._pull_lanes, self._take_lanes)
         self._gathers = False
         self._gathered: list[tuple[SendRun, Connection]] = []
         self._gathered_bytes = 0
@@ -94,7 +107,18 @@ class CompiledBroker(Broker):
             respond=self._respond,
             clock=self.clock,
         )
+        self._take_runs = TakeRuns(
+            self._take_lanes,
+            self.settings,
+            store,
+            self.tables,
+            self.readers,
+            role=self.role,
+            clock=self.clock,
+            now_ms=self.now_ms,
+        )
         self._pull_handler = self.handlers[RequestCode.PULL_MESSAGE]
+        self._take_handlers = self.handlers[POP_MESSAGE], self.handlers[BATCH_ACK_MESSAGE]
         self.settings.derive(self._reset_lanes)
 
     def use_plugins(self, hooks: Hooks) -> None:
@@ -115,6 +139,7 @@ class CompiledBroker(Broker):
         lanes.is_signed = bool(self.hooks.requests)
         is_open = not self.hooks.requests and not self.hooks.quotas
         self._pull_lanes.reset(is_open, self.config.slave_read_enable)
+        self._take_lanes.reset(is_open)
 
     def handle(self, requests: list[Command], connection: Connection) -> int:
         """Same as `Broker.handle`. A run that goes the long way is replaced by its commands in `requests`."""
@@ -128,14 +153,13 @@ class CompiledBroker(Broker):
             run: Any = requests[0]
             if self._take(run, connection):  # for a chunk of one send each call is felt
                 return 1
-        if len(requests) == 1 and requests[0].__class__ is self._pull_run_class:
-            pulls: Any = requests[0]
-            done = self._answer(pulls, connection)
-            if done == pulls.count:
+        if len(requests) == 1 and (answer := self._answers.get(requests[0].__class__)) is not None:
+            reads: Any = requests[0]
+            done = answer(reads, connection)
+            if done == reads.count:
                 return 1
-            requests[:] = pulls.commands(done)
-        kinds = set(map(type, requests))
-        if self._run_class in kinds or self._pull_run_class in kinds:
+            requests[:] = reads.commands(done)
+        if not self._run_classes.isdisjoint(map(type, requests)):
             taken = self._handle_runs(requests, connection)
         else:
             taken = super().handle(requests, connection)
@@ -143,11 +167,29 @@ class CompiledBroker(Broker):
             self._open_lanes()
         if self._pull_lanes.wants_more:
             self._pull_runs.open_lanes(connection)
+        if self._take_lanes.wants_more:
+            self._take_runs.open_lanes(connection)
         return taken
 
-    def _answer(self, run: PullRun, connection: Connection) -> int:
-        """Answer pulls of a run, from the first on; return how many were answered. The others go the long
+    def _answer_takes(self, run: TakeRun, connection: Connection) -> int:
+        """Answer requests of a run, from the first on; return how many were answered. The others go the long
         way."""
+        handlers = self.handlers
+        if (handlers.get(POP_MESSAGE), handlers.get(BATCH_ACK_MESSAGE)) != self._take_handlers:
+            return 0
+        self.chunk.begin(connection, self.work_clock())
+        try:
+            done = self._take_runs.answer(run, connection)
+            self.group_commit.commit_pending()
+        except BaseException:
+            self.group_commit.forget()
+            raise
+        finally:
+            self.chunk.end()
+        return done
+
+    def _answer_pulls(self, run: PullRun, connection: Connection) -> int:
+        """Same as `_answer_takes`, for a run of pulls."""
         if self.handlers.get(RequestCode.PULL_MESSAGE) is not self._pull_handler:
             return 0
         if not self.hooks.pulled:
@@ -160,8 +202,7 @@ class CompiledBroker(Broker):
         return done
 
     def _handle_runs(self, requests: list[Any], connection: Connection) -> int:
-        run_class, clock = self._run_class, self.work_clock
-        classes = run_class, self._pull_run_class
+        run_class, classes, clock = self._run_class, self._run_classes, self.work_clock
         if len(requests) > 1 or not self._takes_runs():
             least = FEW if self._takes_runs() else 1 << 60
             flat: list[Any] = []
@@ -183,7 +224,7 @@ class CompiledBroker(Broker):
                 if at < stop:
                     break
             elif request.__class__ is not run_class:
-                done = self._answer(request, connection)
+                done = self._answers[request.__class__](request, connection)
                 count += done
                 if done < request.count:
                     requests[at : at + 1] = request.commands(done)

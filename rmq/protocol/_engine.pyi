@@ -69,10 +69,11 @@ class Lanes:
         born_v6_flag: int,
         sender_flags: int,
         pulls: PullLanes | None = None,
+        takes: TakeLanes | None = None,
     ) -> None:
         """`rare` are the names of properties that no plain send has, `sender_flags` the bits of the sys flag
-        that it may have, the other two the bits for hosts. With the lanes of `pulls`, `split` makes their
-        runs too."""
+        that it may have, the other two the bits for hosts. With the lanes of `pulls` and `takes`, `split`
+        makes their runs too."""
 
     def add(self, queue: Any, sys_flag: int) -> None:
         """Open the lane of a ConsumeQueue; its records get these bits too."""
@@ -165,7 +166,7 @@ def build_batch(
 def batch_ids(prefix: bytes, positions: list[int]) -> bytes:
     """The offset message ids of a batch, separated by commas; each begins with `prefix`."""
 
-def choose(
+def read(
     units: bytes | bytearray | memoryview,
     log_start: int,
     log_end: int,
@@ -173,12 +174,12 @@ def choose(
     most: tuple[int, int],
     most_old: tuple[int, int],
     matches: Callable[[int], bool] | None,
-) -> tuple[int, int, int, int, int, list[tuple[int, int]]]:
-    """Same as `rmq.store.reader.choose`."""
-
-def gather(view: memoryview, first: int, ranges: list[tuple[int, int]], total: int) -> bytes | None:
-    """The bytes of ranges of addresses, `total` of them, from a view that begins at the address `first`; None
-    when some of them are outside of the view."""
+    file_view: Callable[[int], tuple[int, memoryview]],
+    small: int,
+) -> tuple[int, int, int, int, int, list[bytes | memoryview] | None]:
+    """Same as `rmq.store.reader.choose`, with the bytes of the ranges in place of the ranges: if there are
+    several, of less than `small` bytes on average, as one copy. `file_view(address)` gives the begin of the
+    file that holds an address, and its bytes. None if a range does not lie in a single file."""
 
 # Pulls in runs; they are in `_pulls.pxi`.
 
@@ -283,6 +284,71 @@ class PullLanes:
 
     def take_counts(self) -> list[tuple[str, str, int, int, int]]:
         """(group, topic, pulls, messages, bytes) of the pulls answered since the last call."""
+
+# Takes in runs; they are in `_takes.pxi`.
+
+class TakeRun:
+    """Consecutive plain pops and acknowledgements of batches of one chunk. A run stands among the commands of
+    a chunk."""
+
+    count: int
+    flag: int
+    """The flag of a command: that of a request."""
+    rows: list[tuple[Any, int, bytes]]
+    """The lane, the opaque and the body of each request."""
+
+    def __len__(self) -> int:
+        """The number of requests: `count`."""
+
+    def commands(self, first: int = 0) -> list[Command]:
+        """The requests from number `first` on as commands, for the slower path."""
+
+class TakeLanes:
+    """Lanes of plain takes, by the header of their requests with 0 in place of its opaque and of
+    `bornTime`: a printable ASCII text in JSON, without escapes, of at most 1 KiB."""
+
+    is_open: bool
+    """True if runs are made at all; false before the first `reset`."""
+
+    def __init__(self, parts: tuple[bytes, ...], small_bytes: int) -> None:
+        """`parts` are the constant parts of the JSON header of an answer to a pop: before, between and after
+        the time of the take, the length of the lease, queue id, first offset, queue id, all offsets and the
+        opaque. `small_bytes` is that of `rmq.store.reader`."""
+
+    def __len__(self) -> int:
+        """The number of lanes."""
+
+    def add(self, key: bytes, lane: Any) -> None:
+        """Open a lane, which may be any value but None."""
+
+    def remove(self, key: bytes) -> None:
+        """Close a lane if it is open."""
+
+    def reset(self, is_open: bool) -> None:
+        """Close all lanes, and set whether runs are made from now on."""
+
+    def clear(self) -> None:
+        """Close all lanes."""
+
+    @property
+    def wants_more(self) -> bool:
+        """True if `take_wanted` would return any."""
+
+    def take_wanted(self) -> list[bytes]:
+        """The headers without a lane since the last call; not all of them."""
+
+    def read(
+        self,
+        queue: Any,
+        log: Any,
+        bounds: tuple[int, int, int, int, int],
+        offset: int,
+        most: int,
+        numbers: tuple[int, int, int],
+    ) -> tuple[int, list[bytes | memoryview]] | None:
+        """The bytes of the `most` messages of a ConsumeQueue from an offset on, counted and as an answer to a
+        pop; None if queue or bounds have fewer messages. `bounds` are the first five of those of
+        `PullLanes.answer`, `numbers` the time of the take, the length of the lease, and the opaque."""
 
 # Of a client; they are in `_client.pxi`.
 

@@ -116,7 +116,7 @@ cdef extern from *:
 rmq_crc_start()
 cdef int FOLDS = rmq_crc_folds()
 
-SEAM = 14
+SEAM = 15
 
 cdef enum:
     LETTERS = 14  # a to n: the short names of a send's fields
@@ -132,6 +132,12 @@ cdef enum:
     TEXT_MAX = 8000  # characters of properties; from 8191 on Python makes further checks
     WANTED_MAX = 1024  # lanes that a caller gets to open at once: as many as a chunk has frames
     HEAD = 88  # bytes before the body, in a record with two IPv4 hosts
+
+cdef enum:  # kinds of runs
+    NO_RUN = 0
+    SENDS = 1
+    PULLS = 2
+    TAKES = 3
 
 cdef struct Part:
     const char* at
@@ -812,6 +818,7 @@ cdef class Lanes:
     cdef public bytes suffix
     cdef public bint is_indexed, is_open, is_signed
     cdef PullLanes pulls
+    cdef TakeLanes takes
     cdef bytes rare, store_host
     cdef int32_t host_flag, born_v6_flag, sender_flags
     cdef set wanted
@@ -826,8 +833,9 @@ cdef class Lanes:
         int32_t born_v6_flag,
         int32_t sender_flags,
         PullLanes pulls=None,
+        TakeLanes takes=None,
     ):
-        self.pulls = pulls
+        self.pulls, self.takes = pulls, takes
         self.table = {}
         self.wanted = set()
         self.pending, self.touched = [], []
@@ -865,17 +873,23 @@ cdef class Lanes:
     # -- bytes to runs --
 
     def split(self, bytes data, Py_ssize_t max_frame, Py_ssize_t max_header, Py_ssize_t most):
-        """Split frames as `split_frames` does, with one value for each run of plain sends or of plain pulls, and
-        count the frames."""
+        """Split frames as `split_frames` does, with one value for each run of plain sends, pulls or takes, and count
+        the frames."""
         cdef const char* base = PyBytes_AS_STRING(data)
+        cdef const char* p
         cdef Py_ssize_t at = 0, end = PyBytes_GET_SIZE(data), stop, others_at = 0, count = 0
         cdef uint32_t length, word, header
         cdef SendRun run = None
         cdef PullRun pull_run = None
-        cdef bint is_plain, is_pull, reads = self.pulls is not None and self.pulls.is_open
+        cdef TakeRun take_run = None
+        cdef bint reads = self.pulls is not None and self.pulls.is_open
+        cdef bint takes = self.takes is not None and self.takes.is_open
+        cdef int kind, last = NO_RUN  # of the frame, and of the run that it may continue
         found = []
         if not self.is_open or (not self.table and end >= 8 and not _begins_a_send(base + 8, base + end)):
-            if not reads or end < 8 or not begins_a_pull(base + 8, base + end):
+            if end < 8 or not (
+                (reads and begins_a_pull(base + 8, base + end)) or (takes and begins_a_take(base + 8, base + end))
+            ):
                 commands, at = frames.split_frames(data, max_frame, max_header, most)
                 return commands, at, len(commands)
         while count < most and end - at >= 8:
@@ -886,45 +900,48 @@ cdef class Lanes:
             stop = at + 4 + <Py_ssize_t>length
             if stop > end:
                 break
-            is_plain = is_pull = 0
-            if word >> 24 <= 1 and self.is_open and _begins_a_send(base + at + 8, base + at + 8 + header):
+            kind = NO_RUN
+            p = base + at + 8
+            if word >> 24 <= 1 and self.is_open and _begins_a_send(p, p + header):
                 if run is None:
                     run = SendRun()
                     run.data = data
                     run.number = self.runs = self.runs + 1
                     run.generation = self.generation
-                is_plain = self.take(run, base, at, header, stop, word >> 24)
-            elif reads and word >> 24 == 0 and begins_a_pull(base + at + 8, base + at + 8 + header):
+                if self.take(run, base, at, header, stop, word >> 24):
+                    kind = SENDS
+            elif reads and word >> 24 == 0 and begins_a_pull(p, p + header):
                 if pull_run is not None and pull_run.count == PULLS_MAX:
                     found.append(pull_run)
-                    pull_run = None
+                    pull_run, last = None, NO_RUN
                 if pull_run is None:
                     pull_run = self.pulls.begin(data)
-                is_pull = self.pulls.take(pull_run, base, at, header, stop)
-            if is_plain or is_pull:
-                if (run.count if is_plain else pull_run.count) == 1:  # a run begins here: other frames and runs end
-                    if others_at < at:
-                        found += frames.split_frames(data[others_at:at], max_frame, max_header)[0]
-                    if is_plain and pull_run is not None and pull_run.count:
-                        found.append(pull_run)
-                        pull_run = None
-                    if is_pull and run is not None and run.count:
-                        found.append(run)
-                        run = None
-                others_at = stop
-            else:
-                if run is not None and run.count:
+                if self.pulls.take(pull_run, base, at, header, stop):
+                    kind = PULLS
+            elif takes and word >> 24 == 0 and begins_a_take(p, p + header):
+                if take_run is None:
+                    take_run = self.takes.begin(data)
+                if self.takes.take(take_run, base, at, header, stop):
+                    kind = TAKES
+            if kind != last:  # a run ends here, or begins, or both
+                if last == SENDS:
                     found.append(run)
                     run = None
-                if pull_run is not None and pull_run.count:
+                elif last == PULLS:
                     found.append(pull_run)
                     pull_run = None
+                elif last == TAKES:
+                    found.append(take_run)
+                    take_run = None
+                if kind and others_at < at:
+                    found += frames.split_frames(data[others_at:at], max_frame, max_header)[0]
+                last = kind
+            if kind:
+                others_at = stop
             count += 1
             at = stop
-        if run is not None and run.count:
-            found.append(run)
-        if pull_run is not None and pull_run.count:
-            found.append(pull_run)
+        if last:
+            found.append(run if last == SENDS else pull_run if last == PULLS else take_run)
         if others_at == 0 and at:
             found = frames.split_frames(data, max_frame, max_header, most)[0]
         elif others_at < at:
@@ -1611,6 +1628,42 @@ cdef class Choice:
         self.status, self.found, self.total, self.looked, self.last = status, found, total, looked, physical
         return 0
 
+    cdef list buffers(self, file_view, int64_t small, int64_t copied, const char* head, Py_ssize_t head_size):
+        """A head, and the bytes of the ranges. There is one copy of all of them for at most `copied` bytes, and for
+        several ranges that are `small` on average. None if a range lies in no single file."""
+        cdef Py_buffer buffer
+        cdef Py_ssize_t i = 0, size
+        cdef int64_t first
+        cdef Range* one
+        cdef char* p = NULL
+        cdef list found = []
+        if self.total <= copied or (self.range_count > 1 and self.total < small * self.range_count):
+            data = PyBytes_FromStringAndSize(NULL, head_size + self.total)
+            p = put_text(PyBytes_AS_STRING(data), head, head_size)
+            found.append(data)
+        elif head_size:
+            found.append(PyBytes_FromStringAndSize(head, head_size))
+        while i < self.range_count:
+            first, view = file_view(self.ranges[i].start)
+            PyObject_GetBuffer(view, &buffer, PyBUF_SIMPLE)
+            try:
+                if not first <= self.ranges[i].start < first + buffer.len:
+                    return None
+                while i < self.range_count and first <= self.ranges[i].start < first + buffer.len:
+                    one = &self.ranges[i]
+                    size = one.stop - one.start
+                    if one.stop > first + buffer.len:
+                        return None
+                    if p == NULL:
+                        found.append(view[one.start - first : one.stop - first])
+                    else:
+                        memcpy(p, <const char*>buffer.buf + (one.start - first), size)
+                        p += size
+                    i += 1
+            finally:
+                PyBuffer_Release(&buffer)
+        return found
+
     cdef int add_range(self, int64_t start, int64_t stop) except -1:
         cdef void* more
         cdef Py_ssize_t room
@@ -1627,10 +1680,11 @@ cdef class Choice:
         return 0
 
 
-def choose(units, int64_t log_start, int64_t log_end, int64_t old, tuple most, tuple most_old, matches):
-    """Same as `rmq.store.reader.choose`."""
+def read(
+    units, int64_t log_start, int64_t log_end, int64_t old, tuple most, tuple most_old, matches, file_view, int64_t small
+):
+    """See the stub."""
     cdef Py_buffer buffer
-    cdef Py_ssize_t i
     cdef Limits limits = Limits(most[0], most[1], most_old[0], most_old[1], old)
     cdef Choice chosen = Choice()
     PyObject_GetBuffer(units, &buffer, PyBUF_SIMPLE)
@@ -1638,31 +1692,8 @@ def choose(units, int64_t log_start, int64_t log_end, int64_t old, tuple most, t
         chosen.choose(<const char*>buffer.buf, buffer.len // 20, log_start, log_end, limits, NULL, -1, matches)
     finally:
         PyBuffer_Release(&buffer)
-    ranges = [(chosen.ranges[i].start, chosen.ranges[i].stop) for i in range(chosen.range_count)]
-    return chosen.status, chosen.found, chosen.total, chosen.looked, chosen.last, ranges
-
-
-def gather(view, int64_t first, list ranges, int64_t total):
-    """The bytes of ranges of addresses, `total` in all, from a view that begins at the address `first`; None if
-    the view lacks some of the bytes."""
-    cdef Py_buffer buffer
-    cdef int64_t start, stop, left = total
-    cdef char* p
-    if total < 0:
-        return None
-    data = PyBytes_FromStringAndSize(NULL, total)
-    p = PyBytes_AS_STRING(data)
-    PyObject_GetBuffer(view, &buffer, PyBUF_SIMPLE)
-    try:
-        for start, stop in ranges:
-            if start < first or stop < start or stop - first > buffer.len or stop - start > left:
-                return None
-            memcpy(p, <const char*>buffer.buf + (start - first), stop - start)
-            p += stop - start
-            left -= stop - start
-    finally:
-        PyBuffer_Release(&buffer)
-    return None if left else data
+    buffers = chosen.buffers(file_view, small, -1, NULL, 0)
+    return chosen.status, chosen.found, chosen.total, chosen.looked, chosen.last, buffers
 
 
 def place_in(mapping, view):
@@ -1682,6 +1713,7 @@ def place_in(mapping, view):
 
 include "_client.pxi"
 include "_pulls.pxi"
+include "_takes.pxi"
 include "_frames.pxi"
 include "_columns.pxi"
 include "_copies.pxi"

@@ -1,10 +1,11 @@
 """Choice of the engine that splits chunks and builds records: the pure engine in Python, or the compiled
 engine.
 
-The compiled engine takes each run of plain sends as a value (`SendRun`), and each run of plain pulls
-(`PullRun`); everything else goes to the pure engine, which always exists. The compiled engine is an extension
-module, `_engine.pyx`, which the build makes if it finds a C compiler. The environment variable RMQ_ENGINE
-chooses: `auto` (compiled if available), `pure`, or `compiled`, for which a missing extension is an error.
+The compiled engine takes each run of plain sends as a value (`SendRun`), and so each run of plain pulls
+(`PullRun`) and of plain takes (`TakeRun`); everything else goes to the pure engine, which always exists. The
+compiled engine is an extension module, `_engine.pyx`, which the build makes if it finds a C compiler. The
+environment variable RMQ_ENGINE chooses: `auto` (compiled if available), `pure`, or `compiled`, for which a
+missing extension is an error.
 `check` reports an impossible choice; brokers and clients call it at their start, since an import should not
 fail because of a setting.
 """
@@ -18,7 +19,7 @@ from typing import Final
 
 from rmq.errors import ConfigError
 
-SEAM: Final = 14
+SEAM: Final = 15
 """Version of the interface to the compiled engine: both sides count it up when the interface changes."""
 VARIABLE: Final = "RMQ_ENGINE"
 STALE: Final = "it was built from other sources, build it again"

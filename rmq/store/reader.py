@@ -142,35 +142,25 @@ def read_queue(
     old = log_end - limits.memory  # records before it count as being on disk
     most = min(count, limits.count_in_memory), min(size, limits.bytes_in_memory)
     most_old = min(count, limits.count_in_disk), min(size, limits.bytes_in_disk)
-    if matches_record is not None:
-        test = _of_log(log, matches_record)
+    buffers: Sequence[Bytes] | None = None
+    if compiled is not None and matches_record is None:
+        found = compiled.read(
+            units, log.start, log_end, old, most, most_old, matches, log.file_view, SMALL_BYTES
+        )
+        status, result.count, result.size, looked, last, buffers = found
+    if buffers is None:
+        test = None if matches_record is None else _of_log(log, matches_record)
         chosen = choose(units, log.start, log_end, old, most, most_old, matches, test)
-    elif compiled is None:
-        chosen = choose(units, log.start, log_end, old, most, most_old, matches)
-    else:
-        chosen = compiled.choose(units, log.start, log_end, old, most, most_old, matches)
-    buffers = _buffers(log, chosen, compiled)
-    if sum(map(len, buffers)) != chosen[2]:  # a damaged unit: no record lies in two files
-        chosen = choose(units, log.start, log_end, old, most, most_old, matches, log.is_in_one_file)
         buffers = log.read_ranges(chosen[5])
-    status, result.count, result.size, looked, last, _ = chosen
+        if sum(map(len, buffers)) != chosen[2]:  # a damaged unit: no record lies in two files
+            chosen = choose(units, log.start, log_end, old, most, most_old, matches, log.is_in_one_file)
+            buffers = log.read_ranges(chosen[5])
+        status, result.count, result.size, looked, last, _ = chosen
     result.status = _STATUSES[status]
     result.next_queue_offset += looked
     result.suggests_slave = log_end - last > limits.memory
     result.buffers = buffers
     return result
-
-
-def _buffers(log: CommitLog, chosen: Chosen, compiled: ModuleType | None) -> Sequence[Bytes]:
-    """The bytes of ranges of the log: with the compiled engine, of many that are small as one copy, which
-    costs less than each by itself."""
-    size, ranges = chosen[2], chosen[5]
-    if compiled is not None and len(ranges) > 1 and size < SMALL_BYTES * len(ranges):
-        first, view = log.file_view(ranges[0][0])
-        data: bytes | None = compiled.gather(view, first, ranges, size)
-        if data is not None:  # else they are in several files
-            return [data]
-    return log.read_ranges(ranges)
 
 
 Chosen = tuple[int, int, int, int, int, list[tuple[int, int]]]

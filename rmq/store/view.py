@@ -33,7 +33,7 @@ from rmq.store.reput import Reput
 if TYPE_CHECKING:
     from types import ModuleType
 
-    from rmq.protocol._engine import PullLanes, PullRun
+    from rmq.protocol._engine import PullLanes, PullRun, TakeLanes
 
 COUNT_BACKLOG = 20_000
 """Records that a look-up or `close` indexes in one go, and how many may wait before `commit` indexes some."""
@@ -140,6 +140,31 @@ class StoreView:
         next_at, buffers = lanes.answer(run, at, tables, self._queues.table, log, bounds, reach)
         self._note_served(sum(map(len, buffers)))
         return next_at, buffers
+
+    def answer_take(
+        self,
+        lanes: TakeLanes,
+        key: tuple[str, int],
+        offset: int,
+        most: int,
+        numbers: tuple[int, int, int],
+    ) -> tuple[int, list[bytes | memoryview]] | None:
+        """`TakeLanes.read` of a queue of this store, by its topic and id."""
+        queue = self._queues.table.get(key)
+        if queue is None:
+            return None
+        limits = self._limits
+        bounds = (
+            limits.memory,
+            limits.count_in_memory,
+            limits.bytes_in_memory,
+            limits.count_in_disk,
+            limits.bytes_in_disk,
+        )
+        found = lanes.read(queue, self._log, bounds, offset, most, numbers)
+        if found is not None:
+            self._note_served(found[0])
+        return found
 
     def _note_served(self, size: int) -> None:
         self._served += size

@@ -512,18 +512,24 @@ def test_what_a_pull_gets_is_chosen_and_gathered_the_same(
     data = b"".join(UNIT_FORM.pack(*unit) for unit in units)
     matches = None if codes is None else codes.__contains__
     ours = choose(data, *log, most, most_old, matches)
-    for form in (data, bytearray(data), memoryview(data)):
-        assert COMPILED.choose(form, *log, most, most_old, matches) == ours
-
     size, ranges = ours[2], ours[5]
-    file = memoryview(bytes(range(200)))
+    file = bytes(range(200))
     for first in (0, 150, 300):
-        pieces = [bytes(file[max(0, start - first) : max(0, stop - first)]) for start, stop in ranges]
-        expected = b"".join(pieces) if all(start >= first for start, _ in ranges) else b""
-        whole = expected if len(expected) == size else None
-        assert COMPILED.gather(file, first, ranges, size) == whole
-    assert COMPILED.gather(file, 0, ranges, size + 1) is None
-    assert not ranges or COMPILED.gather(file, 0, ranges, size - 1) is None
+        pieces = [file[max(0, start - first) : max(0, stop - first)] for start, stop in ranges]
+        is_inside = all(start >= first and stop <= first + len(file) for start, stop in ranges)
+        for form in (data, bytearray(data), memoryview(data)):
+            for small in (0, 1 << 40):
+                made = COMPILED.read(
+                    form, *log, most, most_old, matches, lambda _, at=first: (at, memoryview(file)), small
+                )
+                assert made[:5] == ours[:5]
+                if not is_inside:
+                    assert made[5] is None
+                elif small and len(ranges) > 1:
+                    assert made[5] == [b"".join(pieces)]
+                    assert len(made[5][0]) == size
+                else:
+                    assert made[5] == pieces
 
 
 @HAS_COMPILED

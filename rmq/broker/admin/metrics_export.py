@@ -361,7 +361,7 @@ def _deliveries(broker: Measured) -> Iterator[Metric]:
     rows = [((one.group, one.topic), float(one.polls)) for one in figures]
     yield gauge("take_polls", help="Long polls of per-message delivery", rows=rows)
     help = "Messages that became dead letters after their last attempt"
-    yield single("dead_letters", "counter", help, broker.deliveries.dead_letters)
+    yield single("dead_letters", "counter", help, broker.deliveries.leases.dead_letters)
 
 
 def _clients(broker: Measured) -> Iterator[Metric]:

@@ -9,6 +9,7 @@ import pytest
 
 import rmq.store.files.disk
 from rmq.errors import StoreError
+from rmq.protocol.record import Record
 from rmq.store.files.disk import RealDisk
 from rmq.testing.disk import MemoryDisk
 
@@ -101,6 +102,24 @@ def test_the_blank_rule_is_java_s(left: int) -> None:
     assert len(bodies(store)) == 2
     fill(store, 1)
     assert store.unit("Orders", 0, 2)[0] >= 4096  # type: ignore[index]
+
+
+@pytest.mark.parametrize("host", [HOST, bytes(range(20))])
+def test_a_body_of_the_broker_s_own_is_put_as_its_record_would_be(host: bytes) -> None:
+    logs = []
+    for is_record in (True, False):
+        store = open_store(store_host=host)
+        for size in (0, 700, 3_900, 2_000, 3_000):
+            body = b"x" * size
+            if is_record:
+                store.put(Record("Own", 0, body, born_host=host))
+            else:
+                store.put_body("Own", body)
+            store.put(record())
+            store.commit()
+        logs.append(bytes(store.read_raw(0, 4_096)) + bytes(store.read_raw(4_096, 4_096)))
+        assert [len(body) for body in bodies(store, "Own")] == [0, 700, 3_900, 2_000, 3_000]
+    assert logs[0] == logs[1]
 
 
 def test_a_record_that_fits_no_file_is_refused() -> None:

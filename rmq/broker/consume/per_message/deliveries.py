@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from rmq.broker.consume.long_polling import Reading
     from rmq.broker.consume.per_message.leases import OnHandled
     from rmq.broker.consume.per_message.ledger import OnWritten
-    from rmq.broker.consume.per_message.queue_delivery import Batch
     from rmq.broker.consume.read import Reader
     from rmq.broker.role import Role
     from rmq.broker.state import Tables
@@ -112,7 +111,7 @@ class Deliveries:
             lambda held: self.has_messages(held.request, held.connection),
         )
         self._taker = Taker(store, self._beyond)
-        self._leases = Leases(
+        self.leases = Leases(
             self.ledger,
             clock=clock,
             now_ms=now_ms,
@@ -128,20 +127,15 @@ class Deliveries:
     @property
     def out(self) -> int:
         """Messages of all groups that were taken and are not finished."""
-        return self._leases.out
+        return self.leases.out
 
     @property
     def shares(self) -> Shares:
         """The places of the messages that are out."""
-        return self._leases.shares(self._settings.broker.max_taken_messages)
-
-    @property
-    def dead_letters(self) -> int:
-        """Messages that became dead letters here since the start."""
-        return self._leases.dead_letters
+        return self.leases.shares(self._settings.broker.max_taken_messages)
 
     def _apply(self, changes: Sequence[Change], is_written: bool) -> None:
-        self._leases.apply(changes, is_written)
+        self.leases.apply(changes, is_written)
 
     def _wall_ms(self, time: float) -> int:
         return self._now_ms() + round((time - self.clock()) * 1000)
@@ -207,15 +201,8 @@ class Deliveries:
         config = self._settings.broker
         return min(
             config.max_taken_messages_of_group - topic.out,
-            self._leases.room(topic, self._settings.holders_of(reading), config.max_taken_messages),
+            self.leases.room(topic, self._settings.holders_of(reading), config.max_taken_messages),
         )
-
-    def took_new(self, topic: TopicDelivery, batch: Batch) -> None:
-        """Keep a batch of new messages that was handed out."""
-        topic.used_at = self.clock()
-        topic.has_more = topic.is_at_limit = False
-        batch.queue.lease(batch)
-        self._leases.took_new(topic, batch)
 
     def _take_of(
         self, topic: TopicDelivery, queue_id: int, in_order: bool, request: TakeRequest, taking: Taking
@@ -235,7 +222,7 @@ class Deliveries:
             self._on_base(queue)
 
     def _took(self, topic: TopicDelivery, taking: Taking) -> None:
-        self._leases.took(topic, taking)
+        self.leases.took(topic, taking)
         topic.has_more = taking.has_more and not taking.leased
         topic.is_at_limit = taking.new >= taking.fresh
         if taking.is_cut:
@@ -284,7 +271,7 @@ class Deliveries:
             "group %s takes messages of %s queue %d up to %d, which ends at %d: it goes on at %d",
             *(queue.topic.group, name, queue_id, queue.cursor, high, at),
         )
-        self._leases.reset(queue, at)
+        self.leases.reset(queue, at)
         self.ledger.reset(queue)
         return at
 
@@ -346,7 +333,7 @@ class Deliveries:
         """Acknowledge messages by `Leases.acknowledge`. Raises ResponseError."""
         self._check_keeps(handles)
         parsed = [_parsed(text) for text in handles]
-        self._leases.acknowledge(self._table.get((group, topic)), parsed, on_done)
+        self.leases.acknowledge(self._table.get((group, topic)), parsed, on_done)
         self._write_soon()
 
     def acknowledge_batches(
@@ -358,7 +345,7 @@ class Deliveries:
         self._check_keeps(())
         known, changes = self._table.get((group, topic)), []
         for batch in batches:
-            change = self._leases.acknowledge_batch(known, *batch)
+            change = self.leases.acknowledge_batch(known, *batch)
             if change is None:
                 return False
             changes.append(change)
@@ -371,19 +358,19 @@ class Deliveries:
     def changes(self, group: str, topic: str, handles: Sequence[str]) -> list[Change]:
         """The changes of `Leases.changes`, for `Ledger.commit`."""
         self._check_keeps(())
-        return self._leases.changes(self._table.get((group, topic)), list(map(parse_handle, handles)))
+        return self.leases.changes(self._table.get((group, topic)), list(map(parse_handle, handles)))
 
     def dead_letter(self, group: str, topic: str, handles: Sequence[str], on_done: OnHandled) -> None:
         """Make dead letters by `Leases.dead_letter`. Raises ResponseError, StoreError."""
         self._check_keeps(handles)
         parsed = [_parsed(text) for text in handles]
-        self._leases.dead_letter(self._table.get((group, topic)), parsed, on_done)
+        self.leases.dead_letter(self._table.get((group, topic)), parsed, on_done)
         self._write_soon()
 
     def extend(self, group: str, topic: str, handle: str, invisible_ms: int, owner: Reading) -> str:
         """Extend a lease by `Leases.extend`. Raises ResponseError."""
         name = self._settings.broker.broker_name
-        return self._leases.extend(
+        return self.leases.extend(
             self._table.get((group, topic)), parse_handle(handle), invisible_ms, owner, name
         )
 
@@ -393,7 +380,7 @@ class Deliveries:
         """End attempts by `Leases.nack`. Raises ResponseError."""
         self._check_keeps(handles)
         parsed = [_parsed(text) for text in handles]
-        outcomes = self._leases.nack(self._table.get((group, topic)), parsed, after_ms, counts=counts)
+        outcomes = self.leases.nack(self._table.get((group, topic)), parsed, after_ms, counts=counts)
         self._write_soon()
         return outcomes
 
@@ -414,7 +401,7 @@ class Deliveries:
     def on_close(self, connection: Reading) -> None:
         """A connection has ended: forget its polls, and redeliver its messages."""
         self.polls.on_close(connection)
-        self._leases.on_close(connection)
+        self.leases.on_close(connection)
 
     def stop(self) -> None:
         """Prepare a graceful shutdown: the broker itself ends the attempts of the messages in flight, so
@@ -422,15 +409,11 @@ class Deliveries:
         if self._role.refuses_commits() or self._role.refusal():
             return
         queues = (queue for topic in self._table.values() for queue in topic.queues.values())
-        self._leases.stop(queues)
+        self.leases.stop(queues)
 
     def topic_of(self, group: str, topic: str) -> TopicDelivery | None:
         """The state of a topic for a group that takes its messages one by one."""
         return self._table.get((group, topic))
-
-    def keeps(self, topic: TopicDelivery) -> bool:
-        """True if takes go on from this state of a topic, and pulls are refused."""
-        return topic.is_refusing_pulls and self._table.get((topic.group, topic.topic)) is topic
 
     def queue_of(self, group: str, topic: str, queue_id: int) -> QueueDelivery | None:
         """The state of a queue for a group that takes its messages one by one."""
@@ -450,7 +433,7 @@ class Deliveries:
 
     def step(self, now: float) -> float:
         """Do the due work; return the next deadline, infinite without waiting work."""
-        at = min(self._leases.step(now), self.polls.step(now))
+        at = min(self.leases.step(now), self.polls.step(now))
         if self.ledger.step(self._now_ms()):
             at = now
         if now >= self._idle_at:
@@ -473,7 +456,7 @@ class Deliveries:
 
     def _forget(self, topic: TopicDelivery) -> None:
         for queue in topic.queues.values():
-            self._leases.reset(queue, queue.base)
+            self.leases.reset(queue, queue.base)
             self.ledger.forget(queue)
         topic.queues.clear()
         key = topic.group, topic.topic
@@ -498,7 +481,7 @@ class Deliveries:
                 continue
             fields = topic.group, topic.topic, queue_id, base, queue.base
             log.info("group %s goes on in %s queue %d at %d, not at %d", *fields)
-            self._leases.reset(queue, base)
+            self.leases.reset(queue, base)
             self.ledger.reset(queue)
         self._write_soon()
         self.polls.wake((topic.group, topic.topic))

@@ -80,6 +80,7 @@ class Leases:
         self._on_deadline = on_deadline
         self._shares = Shares(0)
         self.dead_letters = 0
+        """Messages that became dead letters here since the start."""
         self._times: list[tuple[float, int, Batch]] = []
         self._most_times = _TIMES
         self._order = count()
@@ -104,10 +105,11 @@ class Leases:
         if taking.new != taking.dropped:
             self.count_out(topic, taking.new - taking.dropped)
 
-    def took_new(self, topic: TopicDelivery, batch: Batch) -> None:
-        """Keep the lease of new messages."""
+    def took_new(self, batch: Batch, count: int) -> None:
+        """Keep the lease of `count` new messages that were handed out."""
+        batch.queue.lease(batch)
         self._keep(batch)
-        self.count_out(topic, batch.count)
+        self.count_out(batch.queue.topic, count)
 
     def _keep(self, batch: Batch) -> None:
         self._owned.setdefault(batch.owner, {})[batch] = None
@@ -442,6 +444,7 @@ class Leases:
     def apply(self, changes: Sequence[Change], is_written: bool) -> None:
         """Apply changes that are in the log, or drop changes that were not written."""
         moved: dict[QueueDelivery, None] = {}
+        finished: dict[TopicDelivery, int] = {}
         for change in changes:
             queue, batch = change.queue, change.batch
             if not is_written:
@@ -452,20 +455,23 @@ class Leases:
             if queue.finished.add(change.start, change.mask):
                 moved[queue] = None
             if batch is not None:
-                self._finished(batch, change.mask)
+                count = self._finished(batch, change.mask)
+                finished[queue.topic] = finished.get(queue.topic, 0) + count
+        for topic, count in finished.items():
+            self.count_out(topic, -count)
         for queue in moved:
             self._on_base(queue)
 
-    def _finished(self, batch: Batch, mask: int) -> None:
-        """Messages of a batch are finished."""
+    def _finished(self, batch: Batch, mask: int) -> int:
+        """Finish messages of a batch; return how many were not finished."""
         queue, removed = batch.queue, batch.mask & mask
         batch.mask &= ~mask
-        self.count_out(queue.topic, -removed.bit_count())
         if not batch.mask:
             self._remove(batch)
         key, groups = batch.key, queue.groups
         if key is not None and groups is not None and removed and groups.finished(key):
             self._on_ready(queue.topic)
+        return removed.bit_count()
 
     def reset(self, queue: QueueDelivery, base: int) -> None:
         """Move a queue to `base`, without regard to taken and finished messages."""

@@ -215,7 +215,7 @@ class PopRequests:
             if error is None:
                 connection.write(encode_ack_reply(opaque))
             else:
-                connection.reply(Command(error.code, opaque, FLAG_RESPONSE, remark=error.remark))
+                connection.reply(Command(int(error.code), opaque, FLAG_RESPONSE, remark=error.remark))
 
         batches = [(ack.q, ack.so, ack.pt, mask_of(ack.b)) for ack in acks]
         return self._deliveries.acknowledge_batches(group, topic, batches, done)

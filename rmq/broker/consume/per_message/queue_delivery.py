@@ -279,20 +279,17 @@ class QueueDelivery:
     def take_out(self, batch: Batch) -> None:
         """Remove a batch from the place of its state; a ready batch stays in line, and is passed over."""
         if batch.state == LEASED:
-            self._release(batch)
+            del self.leased[batch.name]
+            at = batch.start // BLOCK
+            block = self._blocks[at]
+            del block[batch]
+            if not block:
+                del self._blocks[at]
         elif batch.state == WAITING:
             self.waiting.pop(batch, None)
         topic = self.topic
         topic.taken_ms = max(topic.taken_ms, batch.taken_ms + 1)
         batch.state = GONE
-
-    def _release(self, batch: Batch) -> None:
-        del self.leased[batch.name]
-        at = batch.start // BLOCK
-        block = self._blocks[at]
-        del block[batch]
-        if not block:
-            del self._blocks[at]
 
     def wait(self, batch: Batch, time: float) -> None:
         """Keep a batch, which was taken out, until `time`."""
