@@ -81,7 +81,7 @@ def test_neighbours_are_joined_up_to_the_end_of_a_file() -> None:
     store = open_store(mapped_file_size_consume_queue=20_000)
     fill(store, 60)
     across = store.get("Orders", 0, 30, 20)
-    assert len(across.buffers) == 2
+    assert len(across.buffers) == (2 if engine.compiled is None else 1)
     assert [message.body for buffer in across.buffers for message in decode_records(buffer)] == [
         b"message %d" % number for number in range(30, 50)
     ]
