@@ -132,5 +132,6 @@ def test_the_banner_names_all_ports() -> None:
 @pytest.mark.parametrize("name", ["pure", "compiled"])
 def test_the_banner_names_the_engine(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "NAME", name)
+    monkeypatch.setenv(engine.VARIABLE, name)  # maybe an engine of other sources is here
     text = banner(BrokerConfig(), StoreConfig(), TlsConfig(), ["127.0.0.1:10911"])
     assert f"  engine        {name}" in text.splitlines()
