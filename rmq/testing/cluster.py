@@ -81,8 +81,10 @@ BROKERS: Final = {
     "register_name_server_period": 60_000,
     "server_channel_max_idle_time_seconds": SILENT_MS // 1000,
     "max_suspend_time_mills": CLIENTS.pull_suspend_ms,
+    "broker_fast_failure_enable": False,
 }
-"""Settings of brokers, of the same kind."""
+"""Settings of brokers, of the same kind. Sends are not refused when the machine is busy: no client repeats
+such a send where there is no other broker."""
 
 
 class Cluster:

@@ -10,6 +10,7 @@ import trio
 from trio.testing import MockClock
 
 import rmq
+from rmq.broker.broker import Broker
 from rmq.message import Message
 from rmq.protocol.codes import RequestCode, ResponseCode
 from rmq.protocol.command import Command
@@ -54,6 +55,16 @@ async def test_a_broker_that_comes_again_has_what_it_had(autojump_clock: MockClo
         assert cluster["a"].put("T", 0, b"after") == 1
         assert [message.body for message in cluster.sent("T")] == [b"before", b"after"]
         assert cluster["a"].offsets("g", "T") == {0: 1}
+
+
+async def test_a_broker_takes_sends_however_busy_the_machine_is(autojump_clock: MockClock) -> None:
+    async with Cluster("a", topics={"T": 1}) as cluster:
+        server = cluster["a"].server
+        assert isinstance(server, Broker)
+        for _ in range(3):
+            server.flow.round_took(5.0)
+        server.flow.wrote(5.0)
+        assert cluster["a"].put("T", 0, b"taken") == 0
 
 
 async def test_lost_connections_are_made_again(autojump_clock: MockClock) -> None:
