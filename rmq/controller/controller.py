@@ -125,10 +125,13 @@ class Controller:
             case RemoveMember():
                 self._drop(question.address, reply, now)
             case _:
+                known = self.sets.sets.get(question.name)
                 refusal = self._refused(question, now)
                 if refusal:
-                    reply(Answer(refusal, self.sets.sets.get(question.name)))
+                    reply(Answer(refusal, known))
                 else:
+                    if known is not None and isinstance(question, Register):
+                        self.elections.take_start(known, question.replica)
                     self._propose(question, reply, now)
         self.advance(now)
 

@@ -20,10 +20,11 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping
+from typing import Any
 
 from rmq.controller.evidence import GATHER_SECONDS, Evidence
 from rmq.controller.heartbeat import UNKNOWN, Heartbeat
-from rmq.controller.sets import NOBODY, BrokerSet, Elect
+from rmq.controller.sets import NOBODY, BrokerSet, Elect, Replica
 
 log = logging.getLogger("rmq.controller")
 
@@ -40,6 +41,7 @@ class Elections:
         self._since = math.inf
         self._told_s = 0.0  # the longest lease that replicas were told
         self._heard: dict[tuple[str, int], tuple[float, Heartbeat]] = {}
+        self._started: dict[tuple[str, int], int] = {}  # the latest life of a replica that asked to register
         self._leased: dict[str, float] = {}  # set -> end of its last lease
         self._began: dict[str, str] = {}  # set -> `BrokerSet.began` of the set that the other tables describe
         self._successors: dict[str, tuple[int, int]] = {}  # set -> epoch, and the wanted next master
@@ -77,7 +79,7 @@ class Elections:
         self._since, self._told_s = now, 0.0
         self.evidence.begin(now, is_new_term=is_new_term, inherited=inherited or {})
         if is_new_term:
-            self._ending = {}
+            self._ending, self._started = {}, {}
         self._heard, self._leased, self._successors = {}, {}, {}
         self._unclean_successors = {}
 
@@ -99,8 +101,10 @@ class Elections:
     def _forget(self, name: str) -> None:
         for table in (self._began, self._leased, self._successors, self._unclean_successors, self._ending):
             table.pop(name, None)
-        for key in [key for key in self._heard if key[0] == name]:
-            del self._heard[key]
+        by_replica: tuple[dict[tuple[str, int], Any], ...] = (self._heard, self._started)
+        for rows in by_replica:
+            for key in [key for key in rows if key[0] == name]:
+                del rows[key]
         self.evidence.forget(name)
 
     def refusal(self, heartbeat: Heartbeat, broker_set: BrokerSet) -> str:
@@ -119,6 +123,13 @@ class Elections:
         if heartbeat.incarnation > replica.incarnation:
             return f"{name} does not know here that replica {heartbeat.number} was started again: register"
         return ""
+
+    def take_start(self, broker_set: BrokerSet, replica: Replica) -> None:
+        """Take a registration, before the log has it: the replica may have lost a part of its log since its
+        earlier life reported, and must not be elected for that."""
+        if number := broker_set.number_of(replica.identity):
+            key = broker_set.name, number
+            self._started[key] = max(replica.incarnation, self._started.get(key, 0))
 
     def take_lease_length(self, heartbeat: Heartbeat) -> None:
         """Take the longest lease that a replica was told, also of a heartbeat that is refused."""
@@ -285,8 +296,9 @@ class Elections:
 
     def _is_in_this_life(self, broker_set: BrokerSet, number: int) -> bool:
         """True if a replica's last heartbeat came since its last start, which may have found another log."""
-        heard = self._heard[broker_set.name, number][1]
-        return heard.incarnation == broker_set.replicas[number].incarnation
+        heard = self._heard[broker_set.name, number][1].incarnation
+        started = self._started.get((broker_set.name, number), 0)
+        return heard == broker_set.replicas[number].incarnation >= started
 
     def _is_ready(self, name: str, number: int, now: float) -> bool:
         """True if a replica has its log open and was heard lately. When all replicas die at the same moment,

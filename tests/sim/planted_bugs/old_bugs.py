@@ -13,6 +13,9 @@ OLD_BUGS: dict[str, Bug] = {
     "a longer lease than the table has is forgotten": planted(
         (Elections, "take_lease_length", lambda self, heartbeat: None)
     ),
+    "a replica is elected for what it reported before a restart": planted(
+        (Elections, "take_start", lambda self, broker_set, replica: None)
+    ),
     "the first replica after a restart of all is elected": planted(
         (Evidence, "is_gathered", lambda self, broker_set, ready, now: True)
     ),
@@ -39,6 +42,7 @@ WIPED_BUGS: dict[str, Bug] = {
 OLD_CAUGHT_BY = {
     "an older table is trusted": 288,
     "a longer lease than the table has is forgotten": 631003021,
+    "a replica is elected for what it reported before a restart": 636000555,
     "the first replica after a restart of all is elected": 5,
 }
 WIPED_CAUGHT_BY = {

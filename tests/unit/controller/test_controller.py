@@ -256,6 +256,31 @@ def waits_for_another(rig: Rig) -> list[Answer | NotLeader]:
     return answers
 
 
+def test_a_wanted_master_whose_new_registration_waits_for_the_log_is_not_elected(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Seed 636000555 of folders that go back: it would lead without what its folder lost in between."""
+    rig = led(Rig("n0"))
+    raft = rig.controller.raft
+    raft.add("n1", "n1", rig.now)
+    raft._match_index["n1"] = raft.commit
+    raft._promote("n1", rig.now)
+    raft._answered["n1"] = rig.now
+    assert beat(rig, 1).is_leased
+    beat(rig, 2)
+    assert not rig.done(ElectRequest("s", 2)).refusal
+    again = evolve(register("b"), replica=evolve(register("b").replica, incarnation=2))
+    answers: list[Answer | NotLeader] = []
+    rig.controller.submit(again, answers.append, rig.now)
+    for _ in range(50):
+        raft._answered["n1"] = rig.now
+        assert raft.is_leading(rig.now)
+        beat(rig, 2)
+        rig.run(0.1)
+    assert answers == []
+    assert "2 is to be master" not in caplog.text
+
+
 def hear(rig: Rig, message: Message) -> None:
     rig.controller.raft.receive(msgspec.msgpack.encode(message), rig.now)
     rig.controller.advance(rig.now)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+from attrs import evolve
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -252,6 +253,20 @@ def test_a_wanted_master_follows_when_the_last_lease_is_over() -> None:
     assert elections.due(sets.sets, 12.9) == []
     (elect,) = elections.due(sets.sets, 13.0)
     assert (elect.master, elect.in_sync) == (2, (1, 2))
+
+
+def test_a_replica_that_was_started_again_is_not_elected_for_what_it_reported_before() -> None:
+    """Its registration waits for the log; a power cut may have taken a part of its messages."""
+    for is_new_term in (False, True):
+        sets, known = three()
+        elections = Elections(3.0)
+        elections.begin(0.0)
+        elections.hear(heartbeat(2), known, 2.5)
+        elections.take_start(known, evolve(known.replicas[2], incarnation=2))
+        assert elections.due(sets.sets, 3.0) == []
+        elections.begin(3.0, is_new_term=is_new_term)  # a new term's table has it, or it is lost
+        elections.hear(heartbeat(2), known, 5.5)
+        assert [one.master for one in elections.due(sets.sets, 6.0)] == [2] * is_new_term
 
 
 def test_a_wanted_master_that_does_not_live_is_given_up() -> None:
