@@ -321,7 +321,7 @@ class PullConsumer(AsyncResource):
         check_number("wait", wait, 0, whole=False)
         if offset is not None:
             check_type("offset", offset, int, "an int, the offset of a message in the queue")
-        await self._ensure_route(queue)
+        await self._ensure_route(queue, self._broker_ids.get(queue, MASTER_ID))
         if queue not in self._created_ms:
             await self._learn_creation(queue)
         at = await self.position(queue) if offset is None else offset
@@ -354,7 +354,7 @@ class PullConsumer(AsyncResource):
 
         Any number of pulls may be in flight at once. Cancelled: nothing changes.
         """
-        await self._ensure_route(queue)
+        await self._ensure_route(queue, self._broker_ids.get(queue, MASTER_ID))
         response, address = await self._exchange(self._template(queue, expression), offset, max_messages, 0.0)
         return RawPull.of(response, address)
 
@@ -404,12 +404,12 @@ class PullConsumer(AsyncResource):
             )
         return template
 
-    async def _ensure_route(self, queue: MessageQueue) -> None:
+    async def _ensure_route(self, queue: MessageQueue, broker_id: int = MASTER_ID) -> None:
         """Make sure that the address of the queue's broker is known, and ask for the route again after a lost
         connection: the broker may have moved."""
         self._check_open()
         check_type("queue", queue, MessageQueue, "an rmq.MessageQueue")
-        known = self._session.routes.reader(queue.broker_name)
+        known = self._session.routes.reader(queue.broker_name, broker_id)
         if known is None:
             await self._session.refresh(queue.topic)
         elif self._session.has_lost(known[1]):
