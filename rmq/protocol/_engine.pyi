@@ -296,6 +296,8 @@ class TakeRun:
     """The flag of a command: that of a request."""
     rows: list[tuple[Any, int, bytes]]
     """The lane, the opaque and the body of each request."""
+    generation: int
+    """The generation of the lanes when the run was made: of another one, it has lanes that were closed."""
 
     def __len__(self) -> int:
         """The number of requests: `count`."""
@@ -305,10 +307,13 @@ class TakeRun:
 
 class TakeLanes:
     """Lanes of plain takes, by the header of their requests with 0 in place of its opaque and of
-    `bornTime`: a printable ASCII text in JSON, without escapes, of at most 1 KiB."""
+    `bornTime`, and an empty `attemptId`: a printable ASCII text in JSON, without escapes, of at most 1
+    KiB."""
 
     is_open: bool
     """True if runs are made at all; false before the first `reset`."""
+    generation: int
+    """The number of times that all lanes were closed."""
 
     def __init__(self, parts: tuple[bytes, ...], small_bytes: int) -> None:
         """`parts` are the constant parts of the JSON header of an answer to a pop: before, between and after

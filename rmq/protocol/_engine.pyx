@@ -116,7 +116,7 @@ cdef extern from *:
 rmq_crc_start()
 cdef int FOLDS = rmq_crc_folds()
 
-SEAM = 15
+SEAM = 16
 
 cdef enum:
     LETTERS = 14  # a to n: the short names of a send's fields

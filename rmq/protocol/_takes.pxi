@@ -1,8 +1,9 @@
 # Runs of plain pops and acknowledgements of batches: a part of `_engine.pyx`, which includes this file.
 #
-# Consumers send the same pop all the time: only the opaque and the time of birth change. So a header of one of these
-# requests with zeros in place of these numbers is the key of a lane, which the broker opens with the values that it
-# has read from the header. `TakeLanes.read` reads a queue's messages and writes the answer to a pop around them.
+# Consumers send the same pop all the time: only the opaque, the time of birth and the name of the attempt change. So a
+# header of one of these requests with zeros in place of the numbers, and no name, is the key of a lane, which the
+# broker opens with the values that it has read from the header. `TakeLanes.read` reads a queue's messages and writes
+# the answer to a pop around them.
 
 cdef enum:
     TAKE_HEADER_MAX = 1024  # bytes of a plain header
@@ -18,12 +19,13 @@ cdef inline bint begins_a_take(const char* p, const char* end) noexcept nogil:
 
 
 cdef Py_ssize_t take_key(const char* p, Py_ssize_t size, char* key, int32_t* opaque) noexcept nogil:
-    """Write a header with 0 in place of its opaque and its `bornTime`; return the bytes, 0 for a header with other
-    characters than printable ASCII, with escapes, or with one of these numbers twice or in another form."""
+    """Write a header with 0 in place of its opaque and its `bornTime`, and without its `attemptId`; return the bytes,
+    0 for a header with other characters than printable ASCII, with escapes, or with one of these numbers twice or in
+    another form."""
     cdef const char* end = p + size
     cdef const char* rest
     cdef char* out = key
-    cdef Part born
+    cdef Part born, ignored_text
     cdef int64_t ignored = 0
     cdef bint has_opaque = 0, has_born = 0
     if size > TAKE_HEADER_MAX:
@@ -48,6 +50,13 @@ cdef Py_ssize_t take_key(const char* p, Py_ssize_t size, char* key, int32_t* opa
                 has_born = 1
                 out = put_text(out, b'"bornTime":"0"', 14)
                 continue
+            rest = after(p, end, b'"attemptId":"', 13)
+            if rest != NULL:
+                p = quoted(rest, end, &ignored_text, 0)
+                if p == NULL:
+                    return 0
+                out = put_text(out, b'"attemptId":""', 14)
+                continue
         out[0] = p[0]
         out += 1
         p += 1
@@ -59,6 +68,7 @@ cdef class TakeRun:
 
     cdef readonly list rows
     cdef readonly int flag
+    cdef readonly int64_t generation
     cdef bytes data
     cdef list places
 
@@ -84,6 +94,7 @@ cdef class TakeLanes(Choice):
     cdef dict table
     cdef list wanted
     cdef readonly bint is_open
+    cdef readonly int64_t generation
     cdef tuple parts
     cdef int64_t small_bytes
     cdef char* head
@@ -113,6 +124,7 @@ cdef class TakeLanes(Choice):
 
     def clear(self):
         self.table.clear()
+        self.generation += 1
 
     @property
     def wants_more(self):
@@ -124,7 +136,7 @@ cdef class TakeLanes(Choice):
 
     cdef TakeRun begin(self, bytes data):
         cdef TakeRun run = TakeRun()
-        run.data, run.rows, run.places = data, [], []
+        run.data, run.rows, run.places, run.generation = data, [], [], self.generation
         return run
 
     cdef int take(self, TakeRun run, const char* base, Py_ssize_t at, uint32_t header_size, Py_ssize_t stop) except -1:

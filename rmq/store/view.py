@@ -159,7 +159,7 @@ class StoreView:
             limits.count_in_memory,
             limits.bytes_in_memory,
             limits.count_in_disk,
-            limits.bytes_in_disk,
+            min(limits.bytes_in_memory, limits.bytes_in_disk),  # a take has no more than the former
         )
         found = lanes.read(queue, self._log, bounds, offset, most, numbers)
         if found is not None:

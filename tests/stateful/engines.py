@@ -17,6 +17,7 @@ from rmq.broker.send_batches import make_broker
 from rmq.broker.wakeups import Wakeups
 from rmq.errors import AccessDenied, RemoteProtocolError
 from rmq.plugin import Hooks, StoredEvent
+from rmq.protocol.codes import PULL_SUBSCRIPTION
 from rmq.protocol.command import Command
 from rmq.protocol.fields import short_name
 from rmq.protocol.frames import Decoder, encode
@@ -62,6 +63,27 @@ def json_frame(code: int, opaque: int, flag: int, fields: dict[str, Any], body: 
     separators = (", ", ": ") if style == "spaced" else (",", ":")
     header = json.dumps(head, ensure_ascii=style == "escaped", separators=separators).encode()
     return _LENGTHS.pack(4 + len(header) + len(body), len(header)) + header + body
+
+
+def pull_frame(
+    opaque: int, fields: dict[str, Any], *, style: str = "java", code: int = 11, flag: int = 0
+) -> bytes:
+    """The frame of a pull; `fields` replace those of an ordinary one, or take them out by None."""
+    ext: dict[str, Any] = {
+        "consumerGroup": "readers",
+        "topic": "Orders",
+        "queueId": "0",
+        "queueOffset": "0",
+        "maxMsgNums": "32",
+        "sysFlag": str(PULL_SUBSCRIPTION),
+        "commitOffset": "0",
+        "suspendTimeoutMillis": "0",
+        "subscription": "*",
+        "subVersion": "0",
+        "expressionType": "TAG",
+    }
+    ext |= fields
+    return json_frame(code, opaque, flag, {k: v for k, v in ext.items() if v is not None}, b"", style)
 
 
 def binary_frame(code: int, opaque: int, flag: int, fields: dict[str, Any], body: bytes) -> bytes:

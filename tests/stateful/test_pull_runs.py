@@ -34,7 +34,7 @@ from rmq.store.config import BrokerRole
 from rmq.store.files.consumequeue import UNIT, UNIT_FORM
 from tests.compiled import COMPILED, HAS_COMPILED
 from tests.stateful.engine_machine import Engines
-from tests.stateful.engines import PEERS, SHORT, START, Side, json_frame
+from tests.stateful.engines import PEERS, SHORT, START, Side, json_frame, pull_frame
 
 pytestmark = HAS_COMPILED
 
@@ -43,27 +43,6 @@ TOPICS = ("Orders", "Orders", "Orders", "New1", "%RETRY%readers")
 GROUPS = ("readers", "readers", "others")
 EXPRESSIONS = ("*", "*", "TagA", "T || x", "T||TagA||none", "", "color = 'blue'", "é")
 ODD_VALUES = ("01", "-0", "-1", "+1", "1.0", "", "x", "2147483648", "9" * 18, "9" * 19, "\\u0031", "é")
-
-
-def pull_frame(
-    opaque: int, fields: dict[str, Any], *, style: str = "java", code: int = 11, flag: int = 0
-) -> bytes:
-    """The frame of a pull; `fields` replace those of an ordinary one, or take them out by None."""
-    ext: dict[str, Any] = {
-        "consumerGroup": "readers",
-        "topic": "Orders",
-        "queueId": "0",
-        "queueOffset": "0",
-        "maxMsgNums": "32",
-        "sysFlag": str(PULL_SUBSCRIPTION),
-        "commitOffset": "0",
-        "suspendTimeoutMillis": "0",
-        "subscription": "*",
-        "subVersion": "0",
-        "expressionType": "TAG",
-    }
-    ext |= fields
-    return json_frame(code, opaque, flag, {k: v for k, v in ext.items() if v is not None}, b"", style)
 
 
 def odd_fields(chance: Random) -> dict[str, Any]:

@@ -138,7 +138,9 @@ class PullRuns:
     ) -> bool:
         """Open a lane; False if its pulls are refused, are not plain, or find no queue yet."""
         row, queue = self._topics.table.get(topic), self._store.lane(topic, queue_id)
-        if row is None or queue is None:
+        if (
+            row is None or queue is None or group not in self._groups.table
+        ):  # a look at it would make the group
             return False
         flags = 0 if expression is None else PULL_SUBSCRIPTION
         header = PullMessageRequestHeader(group, topic, queue_id, 0, 0, flags, 0, 0, expression)

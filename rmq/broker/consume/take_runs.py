@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from rmq.broker.consume.per_message.handles import lease_length
 from rmq.broker.consume.per_message.queue_delivery import Batch
 from rmq.errors import RemoteProtocolError, ResponseError
-from rmq.protocol.codes import BATCH_ACK_MESSAGE
+from rmq.protocol.codes import BATCH_ACK_MESSAGE, POP_MESSAGE
 from rmq.protocol.command import Command
 from rmq.protocol.frames import encode_pop_reply_head
 from rmq.protocol.header_json import read_json
@@ -106,6 +106,8 @@ class TakeRuns:
     def answer(self, run: TakeRun, connection: Connection) -> int:
         """Answer requests of a run, from the first on, for one turn; return how many. Acknowledgements are
         answered after the commit that follows."""
+        if run.generation != self.lanes.generation:  # all lanes were closed since the bytes came
+            return 0
         done = 0
         began = now = self._clock()
         for lane, opaque, body in run.rows:
@@ -196,6 +198,8 @@ class TakeRuns:
             if request.code == BATCH_ACK_MESSAGE:
                 self.lanes.add(key, ACKS)
                 return True
+            if request.code != POP_MESSAGE:  # of a header with two codes the last one counts
+                return False
             lane = self._lane_of(key, request, connection)
         except (RemoteProtocolError, ResponseError):
             return False
@@ -207,6 +211,8 @@ class TakeRuns:
     def _lane_of(self, key: bytes, request: Command, connection: Connection) -> TakeLane | None:
         """The lane of a pop; None if it is not plain. Raises ResponseError, RemoteProtocolError."""
         take, _ = self._pops.read_pop(request)
+        if take.consumer_group not in self._groups.table:  # a look at it would make the group
+            return None
         plan = self._reader.admit_take(take, connection)
         topic = self._deliveries.topic_of(take.consumer_group, take.topic)
         is_ordered = take.in_order or self._deliveries.is_ordered(take.consumer_group)
