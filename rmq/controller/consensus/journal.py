@@ -280,7 +280,10 @@ class Journal:
         # with all that the file before it had.
         if not found and numbers and numbers[0] > 1:
             raise _damaged(self._path(numbers[0]), 0, "the first frame cannot be read, and it is needed")
-        self._number = found
+        # Before a term there is nothing to keep, and the first file is begun again: its one frame may not be
+        # on the medium, and then a power cut would leave the start of a second file, without the first.
+        has_begun = self.term or self.last or self.is_doubtful
+        self._number = found if has_begun else 0
         # All that was read is written again: after a failed sync the system still shows bytes that are not on
         # the medium, and no later sync would bring them to it.
         self._next_file()

@@ -245,6 +245,18 @@ def test_what_a_failed_sync_left_unsynced_is_written_anew() -> None:
     assert [entry.data for entry in opened(disk).entries] == [b"in the cache only", b"next"]
 
 
+def test_a_member_whose_first_file_was_never_on_the_medium_begins_again() -> None:
+    """Seed 736003741 of members that forget: it demanded the first file, which nobody relied on."""
+    for seed in range(50):
+        disk = MemoryDisk(seed=seed)
+        disk.fail("sync", times=2)
+        for _ in range(2):
+            with pytest.raises(StoreError):
+                Journal(disk, "/raft", {})
+        disk.crash()
+        assert state(Journal(disk, "/raft", {})) == (0, "", Snapshot(), [])
+
+
 def test_a_full_file_is_followed_by_another_and_removed() -> None:
     disk = MemoryDisk(seed=1)
     journal = opened(disk, file_bytes=8192)
