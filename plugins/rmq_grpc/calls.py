@@ -11,7 +11,8 @@ from __future__ import annotations
 import logging
 import math
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import h2.connection
@@ -21,7 +22,7 @@ import h2.exceptions
 import h2.settings
 
 from rmq.errors import RemoteProtocolError
-from rmq_grpc.headers import DONE, HEAD, HeaderDecoder, checked
+from rmq_grpc.headers import DONE, HEAD, HeaderDecoder, Headers, checked
 from rmq_grpc.http2 import Http2
 
 if TYPE_CHECKING:
@@ -59,6 +60,7 @@ STRIKES_SECONDS: Final = 10.0
 grant room count where they are more than two for a message that was sent, and pings where they are more
 than one: gRPC's libraries measure the connection by a ping for data that comes. The priority that begins a
 call, and the empty frame that ends one, belong to the call."""
+KNOWN_TIMEOUTS: Final = 256
 _UNITS: Final = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
 
 
@@ -101,17 +103,22 @@ class Call:
         self._outbox = bytearray()
         self._put = 0  # messages in the outbox since its bytes were sent last
         self._has_head = False
-        self._trailers: list[tuple[str, str]] = []
+        self._trailers: Headers = DONE
 
-    def send(self, message: bytes) -> None:
-        """Send one message of the answer, soon."""
+    def send(self, *messages: bytes) -> None:
+        """Send messages of the answer, soon."""
         if not self.is_over:
-            self._connection.put(self, len(message).to_bytes(5, "big") + message)
+            self._connection.put(self, _framed(messages), len(messages))
 
     def answer(self, message: Any) -> None:
         """Answer the call by one protobuf message."""
-        self.send(message.SerializeToString())
-        self.finish()
+        self.answer_by(message.SerializeToString())
+
+    def answer_by(self, *messages: bytes) -> None:
+        """Answer the call by encoded messages, the last ones."""
+        if not self.is_over:
+            self.is_over = True
+            self._connection.put(self, _framed(messages), len(messages))
 
     def finish(self, status: int = OK, text: str = "") -> None:
         """End the call behind the messages that were sent, with a status of gRPC."""
@@ -194,7 +201,7 @@ class Calls:
             at = 0
             while at < len(data) and (request := self._h2.take_request(data, at)) is not None:
                 stream_id, headers, body, at = request
-                self._on_whole_request(stream_id, headers, body)
+                self._on_whole_request(self._begin(stream_id, headers), body)
             for event in self._h2.receive_data(data[at:]) if at < len(data) else ():
                 self._take(event)
         except h2.exceptions.ProtocolError as error:
@@ -264,20 +271,29 @@ class Calls:
 
     # ---- requests ----
 
-    def _on_whole_request(self, stream_id: int, headers: Any, body: bytes) -> None:
-        self._on_request(stream_id, headers, None)
-        call = self._open.get(stream_id)
-        if call is not None and not call.is_over:
+    def _on_whole_request(self, call: Call, body: bytes) -> None:
+        if call.is_over:
+            return
+        size = len(body) - 5
+        if size >= 0 and not body[0] and size == int.from_bytes(body[1:5], "big") <= self._most_bytes:
+            self._serve(call, body[5:])
+        else:
+            self._unfinished[call.stream_id] = call.began
             self._take_bytes(call, body)
-            if not call.is_over:
-                self._end_of_request(call)
+        if not call.is_over:
+            self._end_of_request(call)
 
     def _on_request(self, stream_id: int, encoded: Any, priority: Any) -> None:
         headers = checked(encoded)
         self._priority = priority
+        call = self._begin(stream_id, headers)
+        if not call.is_over:
+            self._unfinished[stream_id] = call.began
+
+    def _begin(self, stream_id: int, headers: dict[str, str]) -> Call:
+        """The call of a request, which is over if the request is refused."""
         call = Call(self, stream_id, headers.get(":path", ""), headers, self._clock())
         self._open[stream_id] = call
-        self._unfinished[stream_id] = call.began
         self._incomplete += 1
         kind = headers.get("content-type", "")
         if headers.get(":method") != "POST" or not kind.startswith("application/grpc"):
@@ -286,6 +302,7 @@ class Calls:
             call.finish(UNAVAILABLE, "the broker is stopping")
         elif not self._service.begins(call):
             call.finish(UNIMPLEMENTED, f"there is no method {call.method}")
+        return call
 
     def _refuse_http(self, call: Call, kind: str) -> None:
         """Answer a request that is not gRPC's: a browser's, a probe's."""
@@ -295,6 +312,7 @@ class Calls:
         self._forget(call)
 
     def _answer_http(self, stream_id: int, text: bytes) -> None:
+        self._h2.reveal(stream_id)
         has_room = self._h2.local_flow_control_window(stream_id) >= len(text)
         headers = [(":status", "415")]
         if has_room:
@@ -387,10 +405,11 @@ class Calls:
 
     # ---- answers ----
 
-    def put(self, call: Call, data: bytes) -> None:
-        """Send bytes of an answer, soon, as far as the peer's flow control allows."""
+    def put(self, call: Call, data: bytes, count: int) -> None:
+        """Send bytes of an answer, which are so many messages, soon, as far as the peer's flow control
+        allows."""
         call._outbox += data
-        call._put += 1
+        call._put += count
         self._answer_bytes += len(data)
         self._due[call.stream_id] = call
         if self._answer_bytes > ANSWERS_BYTES:
@@ -401,9 +420,10 @@ class Calls:
         """End a call, behind its answers that wait."""
         if call.stream_id not in self._open:
             return
-        call._trailers = [("grpc-status", str(status))]
-        if text:
-            call._trailers.append(("grpc-message", _percent(text)))
+        if status or text:
+            call._trailers = (("grpc-status", str(status)),)
+            if text:
+                call._trailers += (("grpc-message", _percent(text)),)
         self._due[call.stream_id] = call
         self._flush_soon()
 
@@ -421,12 +441,13 @@ class Calls:
             return
         if not call._has_head:
             call._has_head = True
-            is_whole = call.is_over and bool(outbox) and tuple(call._trailers) == DONE
+            is_whole = call.is_over and outbox and call._trailers is DONE
             if is_whole and self._h2.send_answer(stream_id, bytes(outbox)):
                 self._grants += 2 * call._put
                 self._pings += call._put
                 self._forget(call)
                 return
+            self._h2.reveal(stream_id)
             if call.is_over and not outbox:  # no message was sent: headers and trailers are one frame
                 self._try(self._h2.send_headers, stream_id, [*HEAD, *call._trailers], end_stream=True)
                 self._forget(call)
@@ -454,7 +475,7 @@ class Calls:
             return
         self._waiting.pop(stream_id, None)
         if call.is_over:
-            self._try(self._h2.send_headers, stream_id, call._trailers, end_stream=True)
+            self._try(self._h2.send_headers, stream_id, list(call._trailers), end_stream=True)
             self._forget(call)
 
     def _on_window(self, stream_id: int) -> None:
@@ -507,6 +528,15 @@ class Calls:
         return data
 
 
+def _framed(messages: Sequence[bytes]) -> bytes:
+    """Messages in gRPC's frames, uncompressed."""
+    parts: list[bytes] = []
+    for message in messages:
+        parts += (len(message).to_bytes(5, "big"), message)
+    return b"".join(parts)
+
+
+@lru_cache(KNOWN_TIMEOUTS)
 def _timeout(text: str) -> float:
     """Seconds of a `grpc-timeout`; infinite without one."""
     if len(text) < 2 or text[-1] not in _UNITS or not text[:-1].isdecimal() or len(text) > 9:

@@ -9,11 +9,12 @@ hpack's with a short way for the headers that all calls have.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
-from functools import lru_cache
+from collections.abc import Iterable, Sequence
+from itertools import islice
 from typing import Any, Final
 
 import hpack
+from hpack.huffman_table import decode_huffman
 
 from rmq.errors import RemoteProtocolError
 
@@ -25,42 +26,55 @@ _NEEDED: Final = (":method", ":scheme", ":path")
 _OF_A_CONNECTION: Final = frozenset(
     {"connection", "proxy-connection", "keep-alive", "transfer-encoding", "upgrade"}
 )
+_FIRST_ADDED: Final = 0x80 + len(hpack.table.HeaderTable.STATIC_TABLE) + 1
+"""The byte of the first header that a peer has added to the table."""
 KNOWN: Final = 2_048
 KNOWN_BYTES: Final = 128
 """Number of remembered headers, and the length of the longest."""
 
 
-def checked(headers: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
+def checked(headers: Sequence[tuple[bytes, bytes]]) -> dict[str, str]:
     """The headers of a request; of several with the same name the last. Raises RemoteProtocolError for
     headers that no request may have."""
     found: dict[str, str] = {}
-    is_regular = False
-    for name_bytes, value_bytes in headers:
-        if len(value_bytes) <= KNOWN_BYTES and len(name_bytes) <= KNOWN_BYTES:
-            name, value = _known(name_bytes, value_bytes)
-        else:
-            name, value = _decoded(name_bytes, value_bytes)
-        if name[0] == ":":
-            if is_regular or name in found or name not in _PSEUDO:
-                raise RemoteProtocolError(f"HTTP/2: the pseudo-header {name!r} is out of place or unknown")
-        else:
-            is_regular = True
-            if name == "host" and name in found:
-                raise RemoteProtocolError("HTTP/2: the request has two headers `host`")
+    for header in headers:
+        name, value = _known.get(header) or _learned(header)
         found[name] = value
+    # As all clients send them: each once, and the pseudo-headers first.
+    is_plain = 4 <= len(found) == len(headers) and _PSEUDO.issuperset(islice(found, 4))
+    if not is_plain:
+        _check_order(headers)
     for name in _NEEDED:
         if not found.get(name):
             raise RemoteProtocolError(f"HTTP/2: the request lacks the pseudo-header {name}")
-    authority, host = found.get(":authority"), found.get("host")
-    if authority is None and host is None:
-        raise RemoteProtocolError("HTTP/2: the request has neither :authority nor host")
-    if authority is not None and host is not None and authority != host:
-        raise RemoteProtocolError("HTTP/2: :authority and host of the request differ")
+    if not is_plain or "host" in found:
+        authority, host = found.get(":authority"), found.get("host")
+        if authority is None and host is None:
+            raise RemoteProtocolError("HTTP/2: the request has neither :authority nor host")
+        if authority is not None and host is not None and authority != host:
+            raise RemoteProtocolError("HTTP/2: :authority and host of the request differ")
     return found
 
 
-def _decoded(name: bytes, value: bytes) -> tuple[str, str]:
+def _check_order(headers: Iterable[tuple[bytes, bytes]]) -> None:
+    """Raise RemoteProtocolError if a pseudo-header is behind another header, or if one comes twice."""
+    names: set[str] = set()
+    is_regular = False
+    for header in headers:
+        name, _ = _decoded(header)
+        if name[0] == ":":
+            if is_regular or name in names:
+                raise RemoteProtocolError(f"HTTP/2: the pseudo-header {name!r} is out of place")
+        else:
+            is_regular = True
+            if name == "host" and name in names:
+                raise RemoteProtocolError("HTTP/2: the request has two headers `host`")
+        names.add(name)
+
+
+def _decoded(header: tuple[bytes, bytes]) -> tuple[str, str]:
     """A header as texts. Raises RemoteProtocolError for bytes or a header that is not allowed."""
+    name, value = header
     if _NAME(name) is None:
         raise RemoteProtocolError(f"HTTP/2: the name of the header {name!r:.100} is not allowed")
     if _BAD_VALUE(value) is not None:
@@ -71,10 +85,22 @@ def _decoded(name: bytes, value: bytes) -> tuple[str, str]:
         raise RemoteProtocolError(f"HTTP/2: the value of the header {name!r:.100} is no UTF-8") from None
     if texts[0] in _OF_A_CONNECTION or (texts[0] == "te" and texts[1].lower() != "trailers"):
         raise RemoteProtocolError(f"HTTP/2: the header {texts[0]}: {texts[1]!r:.100} is not allowed")
+    if texts[0][0] == ":" and texts[0] not in _PSEUDO:
+        raise RemoteProtocolError(f"HTTP/2: the pseudo-header {texts[0]!r} is unknown")
     return texts
 
 
-_known = lru_cache(KNOWN)(_decoded)
+_known: Final[dict[tuple[bytes, bytes], tuple[str, str]]] = {}
+
+
+def _learned(header: tuple[bytes, bytes]) -> tuple[str, str]:
+    """A header as texts, which are known from now on. Raises as `_decoded`."""
+    texts = _decoded(header)
+    if len(header[0]) <= KNOWN_BYTES and len(header[1]) <= KNOWN_BYTES:
+        if len(_known) >= KNOWN:
+            _known.clear()
+        _known[header] = texts
+    return texts
 
 
 class HeaderDecoder(hpack.Decoder):
@@ -83,31 +109,66 @@ class HeaderDecoder(hpack.Decoder):
     def decode(self, data: bytes, raw: bool = False) -> list[Any]:
         """As hpack's with `raw`: names and values are bytes."""
         headers: list[Any] = []
-        by_index = self.header_table.get_by_index
-        at, end, size = 0, len(data), 0
+        static, added = hpack.table.HeaderTable.STATIC_TABLE, self.header_table.dynamic_entries
+        at, end, size, most = 0, len(data), 0, self.max_header_list_size
         while at < end:
             byte = data[at]
             if 0x80 < byte < 0xFF:
-                header: Any = by_index(byte & 0x7F)
+                index = byte - _FIRST_ADDED
+                if index < 0:
+                    header: Any = static[index]
+                elif index < len(added):
+                    header = added[index]
+                else:
+                    header = self.header_table.get_by_index(byte & 0x7F)  # which raises
                 at += 1
             elif not headers and byte & 0xE0 == 0x20:
                 at += self._update_encoding_context(data[at:])
                 continue
             elif byte & 0xE0 == 0x20:
                 raise hpack.HPACKDecodingError("Table size update not at the start of the block")
+            elif byte & 0x80:
+                header, used = self._decode_indexed(data[at:])
+                at += used
+            elif (short := self._short_literal(data, at, end)) is not None:
+                header, at = short
             else:
-                if byte & 0x80:
-                    header, used = self._decode_indexed(data[at:])
-                else:
-                    header, used = self._decode_literal(data[at:], bool(byte & 0x40))
+                header, used = self._decode_literal(data[at:], bool(byte & 0x40))
                 at += used
             headers.append(header)
             size += 32 + len(header[0]) + len(header[1])
-            if size > self.max_header_list_size:
-                text = f"A header list larger than {self.max_header_list_size} has been received"
-                raise hpack.OversizedHeaderListError(text)
+            if size > most:
+                raise hpack.OversizedHeaderListError(f"A header list larger than {most} has been received")
         self._assert_valid_table_size()
         return headers
+
+    def _short_literal(self, data: bytes, at: int, end: int) -> tuple[tuple[bytes, bytes], int] | None:
+        """The literal header at a place, and the place behind it; None if hpack must decode it: if a number
+        has more than one byte, or its bytes are not all there."""
+        byte, table, at = data[at], self.header_table, at + 1
+        index, most = (byte & 0x3F, 0x3F) if byte & 0x40 else (byte & 0x0F, 0x0F)
+        if index == most or at + 1 >= end:
+            return None
+        if index:
+            name = table.get_by_index(index)[0]
+        else:
+            size = data[at]
+            at += 1 + (size & 0x7F)
+            if size & 0x7F == 0x7F or at >= end:
+                return None
+            name = data[at - (size & 0x7F) : at]
+            if size & 0x80:
+                name = decode_huffman(name)
+        size = data[at]
+        at += 1 + (size & 0x7F)
+        if size & 0x7F == 0x7F or at > end:
+            return None
+        value = data[at - (size & 0x7F) : at]
+        if size & 0x80:
+            value = decode_huffman(value)
+        if byte & 0x40:
+            table.add(name, value)
+        return (name, value), at
 
 
 Headers = tuple[tuple[str, str], ...]

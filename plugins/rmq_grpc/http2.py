@@ -1,10 +1,11 @@
 """HTTP/2 of one connection: h2's, with a short way for the requests and answers that most calls have.
 
-h2 makes an object of each frame and asks its state machine for each step: for the headers and data of a
-request, and for the headers, data and trailers of a good answer, that is half of a short call. `take_request`
-and `send_answer` read and write these frames at once, where h2's own state says that all of it is allowed,
-and leave that state as h2 would. All other frames go to h2, and all frames do if h2 lacks one of the parts
-that are not public.
+h2 makes an object of each frame and of each stream, and asks its state machine for each step: for the headers
+and data of a request, and for the headers, data and trailers of a good answer, that is half of a short call.
+`take_request` and `send_answer` read and write these frames at once, where h2's own state says that all of it
+is allowed. A stream between the two is *brief*: h2 does not know it. Before h2 handles a frame, or sends an
+answer step by step, it gets the brief streams in the state in which they would be. All other frames go to h2,
+and all frames do if h2 lacks one of the parts that are not public.
 """
 
 from __future__ import annotations
@@ -18,13 +19,17 @@ from h2.exceptions import ProtocolError
 from h2.stream import H2Stream, StreamClosedBy, StreamState
 from hyperframe.frame import WindowUpdateFrame
 
-from rmq_grpc.headers import DONE_BLOCK, HEAD_BLOCK, HeaderEncoder
+from rmq_grpc.headers import DONE_BLOCK, HEAD_BLOCK, HeaderEncoder, checked
 
 _HEADERS, _TRAILERS = b"\1\4", b"\1\5"
 """Types and flags of the frames: HEADERS that end their block, and that end the stream, too."""
 _DATA, _LAST_DATA = b"\0\0", b"\0\1"
+_HEAD: Final = len(HEAD_BLOCK).to_bytes(3, "big") + _HEADERS
+_DONE: Final = len(DONE_BLOCK).to_bytes(3, "big") + _TRAILERS
+_OPEN: Final = ConnectionState.SERVER_OPEN
 _PARTS: Final = (
     "_begin_new_stream",
+    "_closed_streams",
     "_data_to_send",
     "_inbound_flow_control_window_manager",
     "_prepare_for_sending",
@@ -33,6 +38,10 @@ _PARTS: Final = (
 )
 _PARTS_OF_STREAMS: Final = ("_initialize_content_length", "_track_content_length")
 _decode_headers: Any = getattr(h2.connection, "_decode_headers", None)
+STREAMS_KEPT: Final = 16
+"""Streams that h2 keeps, above which its closed streams are dropped with each request."""
+COUNTED_BYTES: Final = 64 * 1024
+"""Bytes of requests that h2 counts together."""
 
 
 class Http2(h2.connection.H2Connection):
@@ -55,78 +64,157 @@ class Http2(h2.connection.H2Connection):
             and all(hasattr(self, name) for name in _PARTS)
             and all(hasattr(H2Stream, name) for name in _PARTS_OF_STREAMS)
         )
+        self._brief: set[int] = set()  # streams of requests that h2 does not know
+        self._answered: list[int] = []  # the same, answered since the last request
+        self._received = 0  # bytes of the windows, of which h2 does not know
+        self._is_between = False  # h2 waits for no rest of a frame, nor of headers
+        self._request_most = self._frame_most = self._streams_most = self._answer_room = 0
+
+    @property
+    def inbound_flow_control_window(self) -> int:
+        """Same as h2's."""
+        return super().inbound_flow_control_window - self._received
 
     def _receive_goaway_frame(self, frame: Any) -> tuple[list[Any], list[Any]]:
         return [], []
 
-    def take_request(self, data: bytes, at: int) -> tuple[int, Any, bytes, int] | None:
+    def receive_data(self, data: Any) -> list[Any]:
+        """Same as h2's."""
+        if not self._may_shorten:
+            return super().receive_data(data)
+        if self._received:
+            self._count_received()
+        for stream_id in self._answered:
+            self._make_known(stream_id, is_answered=True)
+        self._answered.clear()
+        for stream_id in list(self._brief):
+            self.reveal(stream_id)
+        events = super().receive_data(data)
+        buffer, settings = self.incoming_buffer, self.local_settings
+        self._is_between = not (buffer._data or buffer._preamble_len or buffer._headers_buffer)
+        self._frame_most = self.max_inbound_frame_size
+        self._request_most = min(self._frame_most, settings.initial_window_size)
+        self._streams_most = settings.max_concurrent_streams
+        self._answer_room = self.remote_settings.initial_window_size
+        return events
+
+    def take_request(self, data: bytes, at: int) -> tuple[int, dict[str, str], bytes, int] | None:
         """The request that stands whole at a place in the peer's bytes: a frame with all of its headers, and
         a frame with all of its data. Its stream, headers, data and end; None where h2 must handle it. Raises
-        h2's ProtocolError as `receive_data` does."""
-        if not self._may_shorten:
+        h2's ProtocolError as `receive_data` does, and RemoteProtocolError as `checked`."""
+        if not self._is_between:
             return None
-        buffer = self.incoming_buffer
         middle = at + 9 + int.from_bytes(data[at : at + 3], "big")
         end = middle + 9 + int.from_bytes(data[middle : middle + 3], "big")
-        size, most = end - middle - 9, self.max_inbound_frame_size
+        size, window = end - middle - 9, self._inbound_flow_control_window_manager
+        number = data[at + 5 : at + 9]
+        stream_id = int.from_bytes(number, "big")
         if (
             data[at + 3 : at + 5] != _HEADERS
-            or data[middle + 3 : middle + 5] != _LAST_DATA
-            or data[at + 5 : at + 9] != data[middle + 5 : middle + 9]
+            or data[middle + 3 : middle + 9] != _LAST_DATA + number
             or end > len(data)
-            or not 0
-            < size
-            <= min(most, self.inbound_flow_control_window, self.local_settings.initial_window_size)
-            or middle - at - 9 > most
-            or buffer._data
-            or buffer._preamble_len
-            or buffer._headers_buffer
-            or self.state_machine.state is not ConnectionState.SERVER_OPEN
+            or not 0 < size <= self._request_most
+            or size > window.current_window_size - self._received
+            or middle - at - 9 > self._frame_most
+            or self.state_machine.state is not _OPEN
+            or not stream_id & 1
+            or not self.highest_inbound_stream_id < stream_id < 1 << 31
         ):
             return None
-        stream_id = int.from_bytes(data[at + 5 : at + 9], "big")
-        if stream_id <= self.highest_inbound_stream_id or not stream_id & 1 or stream_id >> 31:
-            return None
-        if self.open_inbound_streams >= self.local_settings.max_concurrent_streams:
+        if self._answered:
+            for answered in self._answered:
+                self._closed_streams[answered] = StreamClosedBy.SEND_END_STREAM
+            self._answered.clear()
+        known = len(self.streams)
+        if known > STREAMS_KEPT:
+            known = self.open_inbound_streams
+        if known + len(self._brief) >= self._streams_most:
             return None
         try:
-            headers = _decode_headers(self.decoder, data[at + 9 : middle])
-            stream = self._begin_new_stream(stream_id, AllowedStreamIDs.ODD)
+            encoded = _decode_headers(self.decoder, data[at + 9 : middle])
+        except ProtocolError as error:
+            self._terminate_connection(error.error_code)
+            raise
+        self.highest_inbound_stream_id = stream_id
+        self._brief.add(stream_id)
+        headers = checked(encoded)
+        if "content-length" in headers:
+            self._check_length(stream_id, encoded, size)
+        self._received += size
+        if self._received >= COUNTED_BYTES:
+            self._count_received()
+        return stream_id, headers, data[middle + 9 : end], end
+
+    def _check_length(self, stream_id: int, headers: Any, size: int) -> None:
+        """Raise h2's ProtocolError if a request has another length than it says."""
+        stream = self._make_known(stream_id)
+        try:
             stream._initialize_content_length(headers)
             stream._track_content_length(size, True)
         except ProtocolError as error:
             self._terminate_connection(error.error_code)
             raise
-        machine = stream.state_machine
-        machine.client, machine.headers_received = False, True
-        machine.state = StreamState.HALF_CLOSED_REMOTE
+
+    def _count_received(self) -> None:
+        """Let h2 count the bytes of requests, and grant the peer as many at times."""
         window = self._inbound_flow_control_window_manager
-        window.window_consumed(size)
-        if increment := window.process_bytes(size):
+        window.window_consumed(self._received)
+        increment = window.process_bytes(self._received)
+        self._received = 0
+        if increment:
             frame = WindowUpdateFrame(0)
             frame.window_increment = increment
             self._prepare_for_sending([frame])
-        return stream_id, headers, data[middle + 9 : end], end
+
+    def reveal(self, stream_id: int) -> None:
+        """Make a brief stream known to h2, before a call of h2 for this stream."""
+        if stream_id in self._brief:
+            self._make_known(stream_id)
+
+    def _make_known(self, stream_id: int, *, is_answered: bool = False) -> Any:
+        self._brief.discard(stream_id)
+        highest, self.highest_inbound_stream_id = self.highest_inbound_stream_id, stream_id - 2
+        stream = self._begin_new_stream(stream_id, AllowedStreamIDs.ODD)
+        self.highest_inbound_stream_id = highest
+        machine = stream.state_machine
+        machine.client, machine.headers_received, machine.state = False, True, StreamState.HALF_CLOSED_REMOTE
+        if is_answered:
+            _close(machine)
+        return stream
 
     def send_answer(self, stream_id: int, data: bytes) -> bool:
-        """Send a good answer as a whole: `HEAD`, data, `DONE`. False, with nothing done, if it cannot be sent
-        now, or must be sent step by step."""
-        stream = self.streams.get(stream_id)
-        if stream is None or self.encoder.table_size_changes or not self._may_shorten:
-            return False
-        machine, size = stream.state_machine, len(data)
-        room = min(stream.outbound_flow_control_window, self.outbound_flow_control_window)
-        if machine.state is not StreamState.HALF_CLOSED_REMOTE or machine.headers_sent or size > room:
+        """Send a good answer as a whole: `HEAD`, data, `DONE`. False, with nothing done and the stream known
+        to h2, if it cannot be sent now, or must be sent step by step."""
+        size, stream = len(data), None
+        room = self._answer_room
+        if stream_id not in self._brief:
+            stream = self.streams.get(stream_id)
+            if stream is None or not self._may_shorten:
+                return False
+            machine, room = stream.state_machine, stream.outbound_flow_control_window
+            if machine.state is not StreamState.HALF_CLOSED_REMOTE or machine.headers_sent:
+                return False
+        if self.encoder.table_size_changes or size > min(room, self.outbound_flow_control_window):
+            self.reveal(stream_id)
             return False
         number, most = stream_id.to_bytes(4, "big"), self.max_outbound_frame_size
-        parts = [len(HEAD_BLOCK).to_bytes(3, "big"), _HEADERS, number, HEAD_BLOCK]
+        parts = [_HEAD, number, HEAD_BLOCK]
         for at in range(0, size, most):
-            piece = data[at : at + most]
+            piece = data if size <= most else data[at : at + most]
             parts += (len(piece).to_bytes(3, "big"), _DATA, number, piece)
-        parts += (len(DONE_BLOCK).to_bytes(3, "big"), _TRAILERS, number, DONE_BLOCK)
+        parts += (_DONE, number, DONE_BLOCK)
         self._data_to_send += b"".join(parts)
-        stream.outbound_flow_control_window -= size
         self.outbound_flow_control_window -= size
-        machine.headers_sent = machine.trailers_sent = True
-        machine.state, machine.stream_closed_by = StreamState.CLOSED, StreamClosedBy.SEND_END_STREAM
+        if stream is None:
+            self._brief.remove(stream_id)
+            self._answered.append(stream_id)
+        else:
+            stream.outbound_flow_control_window -= size
+            _close(machine)
         return True
+
+
+def _close(machine: Any) -> None:
+    """Put the state of a stream behind the end of its answer."""
+    machine.headers_sent = machine.trailers_sent = True
+    machine.state, machine.stream_closed_by = StreamState.CLOSED, StreamClosedBy.SEND_END_STREAM
