@@ -14,6 +14,8 @@ from functools import partial
 from typing import Final
 
 import anyio
+import sniffio
+import trio
 
 from rmq.errors import ConfigError
 from rmq.plugin import Door, DoorHost, DoorStream, Host, Plugin
@@ -66,14 +68,14 @@ class GrpcPlugin(Plugin):
             where = f"its master is {leader}" if leader else "no master of its set is known"
             log.debug("closing %s: this broker is a slave, %s", stream.peer_address, where)
             return
-        session = Session(host, stream)
-        clock = anyio.current_time
+        clock = trio.current_time if sniffio.current_async_library() == "trio" else anyio.current_time
+        session = Session(host, stream, clock)
         calls = Calls(stream, session, clock=clock, most_bytes=REQUEST_BYTES, soon=host.soon)
         stream.state["grpc"] = calls
         host.defer(SCAN_SECONDS, partial(self._scan, calls, session, host))
         try:
             while data := await stream.receive():
-                host.turn(partial(calls.feed, data))
+                calls.feed(data, host.turn)
         finally:
             calls.closed()
             session.closed()

@@ -12,7 +12,7 @@ import logging
 import math
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import h2.connection
@@ -100,7 +100,7 @@ class Call:
         self.has_begun = False
         self._connection = connection
         self._inflow = bytearray()
-        self._outbox = bytearray()
+        self._outbox: bytes | bytearray = b""
         self._put = 0  # messages in the outbox since its bytes were sent last
         self._has_head = False
         self._trailers: Headers = DONE
@@ -125,6 +125,13 @@ class Call:
         if not self.is_over:
             self.is_over = True
             self._connection.end(self, status, text)
+
+
+Turn = Callable[[Callable[[], None]], None]
+
+
+def _at_once(work: Callable[[], None]) -> None:
+    work()
 
 
 class Service(Protocol):
@@ -188,13 +195,21 @@ class Calls:
 
     # ---- bytes ----
 
-    def feed(self, data: bytes) -> None:
-        """Take bytes of the peer. Raises RemoteProtocolError when they are not HTTP/2, or cost too much."""
+    def feed(self, data: bytes, turn: Turn = _at_once) -> None:
+        """Take bytes of the peer. Raises RemoteProtocolError when they are not HTTP/2, or cost too much.
+        `turn` is that of the host: the answers that come in it leave together."""
         self._is_feeding = True
         try:
-            self._feed(data)
+            turn(partial(self._feed, data))
         finally:
             self._is_feeding = False
+        self._flush()
+        if not self._waiting:
+            self._hold()
+        if self._strikes > STRIKES_MAX:
+            self._h2.close_connection(h2.errors.ErrorCodes.ENHANCE_YOUR_CALM)
+            self._flush()
+            raise RemoteProtocolError(f"{self._strikes} useless frames within {STRIKES_SECONDS:g} s")
 
     def _feed(self, data: bytes) -> None:
         try:
@@ -211,12 +226,6 @@ class Calls:
             self._h2.close_connection(h2.errors.ErrorCodes.PROTOCOL_ERROR)
             self._flush()
             raise
-        self._flush()
-        self._hold()
-        if self._strikes > STRIKES_MAX:
-            self._h2.close_connection(h2.errors.ErrorCodes.ENHANCE_YOUR_CALM)
-            self._flush()
-            raise RemoteProtocolError(f"{self._strikes} useless frames within {STRIKES_SECONDS:g} s")
 
     def _flush(self) -> None:
         """Send the answers, as far as the peer's flow control allows."""
@@ -224,7 +233,7 @@ class Calls:
             due, self._due = self._due, {}
             for call in due.values():
                 self._push(call)
-        if self._waiting and not self._is_feeding:
+        if self._waiting:
             self._hold()
         data = self._h2.data_to_send()
         if data:
@@ -442,7 +451,7 @@ class Calls:
         if not call._has_head:
             call._has_head = True
             is_whole = call.is_over and outbox and call._trailers is DONE
-            if is_whole and self._h2.send_answer(stream_id, bytes(outbox)):
+            if is_whole and self._h2.send_answer(stream_id, outbox):
                 self._grants += 2 * call._put
                 self._pings += call._put
                 self._forget(call)
@@ -454,6 +463,8 @@ class Calls:
                 return
             self._try(self._h2.send_headers, stream_id, list(HEAD))
         size = len(outbox)
+        if outbox and not isinstance(outbox, bytearray):
+            outbox = call._outbox = bytearray(outbox)
         try:
             while outbox:
                 room = min(self._h2.local_flow_control_window(stream_id), self._h2.max_outbound_frame_size)
@@ -498,7 +509,7 @@ class Calls:
         self._answer_bytes -= len(call._outbox)
         self._incomplete -= not call.has_begun
         call._inflow.clear()
-        call._outbox.clear()
+        call._outbox = b""
         was_over, call.is_over = call.is_over, True
         if is_cancelled and not was_over and call.on_cancel is not None:
             call.on_cancel()

@@ -11,15 +11,17 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable
 from functools import lru_cache
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from google.protobuf.descriptor import FieldDescriptor
 
 from rmq.message import (
     PROPERTY_DELAY_LEVEL,
     PROPERTY_KEYS,
+    PROPERTY_PRODUCER_GROUP,
     PROPERTY_TAGS,
     PROPERTY_TRANSACTION_PREPARED,
+    PROPERTY_UNIQUE_KEY,
     StoredMessage,
 )
 from rmq.protocol.properties import PROPERTY_DELAY_SEC, PROPERTY_DELIVER_MS, PROPERTY_SHARDING_KEY
@@ -34,6 +36,9 @@ from rmq_grpc.messages import (
     V2Message,
 )
 from rmq_grpc.statuses import status
+
+if TYPE_CHECKING:
+    from rmq.gateway import Sent
 
 _ONE_BYTE: Final = tuple(bytes((number,)) for number in range(128))
 _VARINT, _SIZED = 0, 2
@@ -82,12 +87,19 @@ def _text(key: bytes, text: str) -> bytes:
     return key + (_ONE_BYTE[size] if size < 128 else varint(size)) + data
 
 
+@lru_cache(KNOWN)
+def _seconds(seconds: int) -> bytes:
+    return _SECONDS + varint(seconds) if seconds else b""
+
+
+@lru_cache(KNOWN)
+def _milliseconds(ms: int) -> bytes:
+    return _NANOS + varint(ms * 1_000_000) if ms else b""
+
+
 def _time(key: bytes, ms: int) -> bytes:
     """A Timestamp or Duration; a zero is left out, as protobuf does."""
-    seconds, nanos = ms // 1000, ms % 1000 * 1_000_000
-    data = _SECONDS + varint(seconds) if seconds else b""
-    if nanos:
-        data += _NANOS + varint(nanos)
+    data = _seconds(ms // 1000) + _milliseconds(ms % 1000)
     return key + _ONE_BYTE[len(data)] + data
 
 
@@ -132,16 +144,27 @@ _PROPERTY, _SYSTEM, _BODY = (_OF_MESSAGE[name] for name in ("user_properties", "
 
 def encode(message: StoredMessage, *, handle: str = "", attempt: int = 1, invisible_ms: int = 0) -> bytes:
     """A stored message as a `Message` of 5.x clients. The invisible time comes with a handle only."""
+    return _head(message, handle, attempt, invisible_ms) + message.body
+
+
+def received(message: StoredMessage, handle: str, attempt: int, invisible_ms: int) -> bytes:
+    """A `ReceiveMessageResponse` with a stored message. Its invisible time comes with a handle only."""
+    head, body = _head(message, handle, attempt, invisible_ms), message.body
+    return b"".join((_RECEIVED, varint(len(head) + len(body)), head, body))
+
+
+def _head(message: StoredMessage, handle: str, attempt: int, invisible_ms: int) -> bytes:
+    """All of a message but the bytes of its body, which come last."""
     properties, body = message.properties, message.body
     get = properties.get
-    system = []
-    if tags := get(PROPERTY_TAGS):
-        system.append(_text(_TAG, tags))
-    system += [_text(_KEYS, key) for key in get(PROPERTY_KEYS, "").split()]
+    digest = hashlib.md5(body, usedforsecurity=False).hexdigest().upper().encode()
+    system = [_text(_TAG, tags)] if (tags := get(PROPERTY_TAGS)) else []
+    if keys := get(PROPERTY_KEYS):
+        system += [_text(_KEYS, key) for key in keys.split()]
     system += (
-        _text(_ID, message.message_id),
+        _text(_ID, get(PROPERTY_UNIQUE_KEY) or message.message_id),
         _DIGEST,
-        hashlib.md5(body, usedforsecurity=False).hexdigest().upper().encode(),
+        digest,
         _KINDS[_kind(properties)],
         _time(_BORN, number_of(get(PROPERTY_BORN_TIMESTAMP)) or message.born_timestamp),
         _host(_BORN_HOST, get(PROPERTY_BORN_HOST) or message.born_host),
@@ -158,35 +181,54 @@ def encode(message: StoredMessage, *, handle: str = "", attempt: int = 1, invisi
     if handle:
         system.append(_invisible(invisible_ms))
     system.append(_ATTEMPT + varint(attempt))
-    if group := get(PROPERTY_SHARDING_KEY):
-        system.append(_text(_GROUP, group))
-    if trace := get(PROPERTY_TRACE_CONTEXT):
-        system.append(_text(_OF_SYSTEM["trace_context"], trace))
-    if origin := get(PROPERTY_DEAD_LETTER_TOPIC):
-        place = _keys("DeadLetterQueue")
-        data = _text(place["topic"], origin)
-        if origin_id := get(PROPERTY_DEAD_LETTER_ID):
-            data += _text(place["message_id"], origin_id)
-        system.append(_bytes(_OF_SYSTEM["dead_letter_queue"], data))
     parts = [_topic(message.topic)]
-    for name, value in properties.items():
-        if name not in SYSTEM_PROPERTIES:
-            parts.append(_bytes(_PROPERTY, _text(_NAME, name) + _text(_VALUE, value)))
-    parts.append(_bytes(_SYSTEM, b"".join(system)))
+    for name in properties.keys() - _USUAL:
+        if name in _RARE:
+            system += _rare(name, properties)
+        elif name not in SYSTEM_PROPERTIES:
+            parts.append(_bytes(_PROPERTY, _text(_NAME, name) + _text(_VALUE, properties[name])))
+    made = b"".join(system)
+    parts += (_SYSTEM, varint(len(made)), made)
     if body:
-        parts.append(_BODY + varint(len(body)))
-        parts.append(body)
+        parts += (_BODY, varint(len(body)))
     return b"".join(parts)
+
+
+_USUAL: Final = frozenset(
+    {
+        PROPERTY_TAGS,
+        PROPERTY_KEYS,
+        PROPERTY_UNIQUE_KEY,
+        PROPERTY_BORN_TIMESTAMP,
+        PROPERTY_BORN_HOST,
+        PROPERTY_PRODUCER_GROUP,
+    }
+)
+"""Properties of most messages that are no application's."""
+_RARE: Final = frozenset({PROPERTY_SHARDING_KEY, PROPERTY_TRACE_CONTEXT, PROPERTY_DEAD_LETTER_TOPIC})
+"""Properties whose fields come last."""
+
+
+def _rare(name: str, properties: dict[str, str]) -> Iterable[bytes]:
+    """The fields behind the others that a property of the system makes."""
+    value = properties[name]
+    if not value:
+        return
+    if name == PROPERTY_SHARDING_KEY:
+        yield _text(_GROUP, value)
+    elif name == PROPERTY_TRACE_CONTEXT:
+        yield _text(_OF_SYSTEM["trace_context"], value)
+    elif name == PROPERTY_DEAD_LETTER_TOPIC:
+        place = _keys("DeadLetterQueue")
+        data = _text(place["topic"], value)
+        if origin_id := properties.get(PROPERTY_DEAD_LETTER_ID):
+            data += _text(place["message_id"], origin_id)
+        yield _bytes(_OF_SYSTEM["dead_letter_queue"], data)
 
 
 def to_client(message: StoredMessage) -> Any:
     """A stored message as a `Message` of the library, without a handle."""
     return V2Message.FromString(encode(message))
-
-
-def received(message: bytes) -> bytes:
-    """A `ReceiveMessageResponse` with an encoded message."""
-    return _bytes(_RECEIVED, message)
 
 
 def _kind(properties: dict[str, str]) -> str:
@@ -213,13 +255,36 @@ _OK_OF_ENTRY: Final = _bytes(_OF_ENTRY["status"], status().SerializeToString())
 _ID_OF_ENTRY, _HANDLE_OF_ENTRY = _OF_ENTRY["message_id"], _OF_ENTRY["receipt_handle"]
 
 
-def acknowledged(entries: Iterable[Any]) -> bytes:
-    """The `AckMessageResponse` to a request, after all its entries were acknowledged."""
+def acknowledged(entries: Iterable[tuple[str, str]]) -> bytes:
+    """The `AckMessageResponse` to a request, after all its entries were acknowledged: the message id and the
+    handle of each."""
     parts = [_OK]
-    for entry in entries:
-        message_id, handle = entry.message_id, entry.receipt_handle
+    for message_id, handle in entries:
         data = _text(_ID_OF_ENTRY, message_id) if message_id else b""
         if handle:
             data += _text(_HANDLE_OF_ENTRY, handle)
-        parts.append(_bytes(_ENTRIES, data + _OK_OF_ENTRY))
+        parts += (_ENTRIES, varint(len(data) + len(_OK_OF_ENTRY)), data, _OK_OF_ENTRY)
+    return b"".join(parts)
+
+
+_OK_OF_SEND: Final = _bytes(_keys("SendMessageResponse")["status"], status().SerializeToString())
+_SENT: Final = _keys("SendMessageResponse")["entries"]
+_OF_SENT: Final = _keys("SendResultEntry")
+_OK_OF_SENT: Final = _bytes(_OF_SENT["status"], status().SerializeToString())
+_ID_OF_SENT, _OFFSET_OF_SENT = _OF_SENT["message_id"], _OF_SENT["offset"]
+
+
+def sent(entries: Iterable[tuple[str, Sent]]) -> bytes:
+    """The `SendMessageResponse` to a request, after all its messages were stored: the id and the outcome of
+    each."""
+    parts = [_OK_OF_SEND]
+    for message_id, outcome in entries:
+        data = _OK_OF_SENT + _text(_ID_OF_SENT, message_id)
+        if outcome.transaction_id:
+            data += _text(_OF_SENT["transaction_id"], outcome.transaction_id)
+        if outcome.queue_offset:
+            data += _OFFSET_OF_SENT + varint(outcome.queue_offset)
+        if outcome.recall_handle:
+            data += _text(_OF_SENT["recall_handle"], outcome.recall_handle)
+        parts.append(_bytes(_SENT, data))
     return b"".join(parts)

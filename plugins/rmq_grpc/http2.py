@@ -182,7 +182,7 @@ class Http2(h2.connection.H2Connection):
             _close(machine)
         return stream
 
-    def send_answer(self, stream_id: int, data: bytes) -> bool:
+    def send_answer(self, stream_id: int, data: bytes | bytearray) -> bool:
         """Send a good answer as a whole: `HEAD`, data, `DONE`. False, with nothing done and the stream known
         to h2, if it cannot be sent now, or must be sent step by step."""
         size, stream = len(data), None
@@ -198,9 +198,10 @@ class Http2(h2.connection.H2Connection):
             self.reveal(stream_id)
             return False
         number, most = stream_id.to_bytes(4, "big"), self.max_outbound_frame_size
-        parts = [_HEAD, number, HEAD_BLOCK]
+        parts: list[Any] = [_HEAD, number, HEAD_BLOCK]
+        whole = memoryview(data)
         for at in range(0, size, most):
-            piece = data if size <= most else data[at : at + most]
+            piece = whole[at : at + most]
             parts += (len(piece).to_bytes(3, "big"), _DATA, number, piece)
         parts += (_DONE, number, DONE_BLOCK)
         self._data_to_send += b"".join(parts)

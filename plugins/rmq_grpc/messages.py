@@ -7,6 +7,7 @@ uncompressed, so that clients of 4.x read it as well.
 from __future__ import annotations
 
 import zlib
+from functools import lru_cache
 from typing import Any, Final
 
 from rmq.errors import InvalidName, InvalidType
@@ -35,7 +36,8 @@ from rmq_grpc.statuses import Refused
 
 V2Message: Final = schema.message("Message")
 MessageType: Final = schema.enum("MessageType")
-Encoding: Final = schema.enum("Encoding")
+_GZIP: Final = schema.enum("Encoding")["GZIP"]
+_TRANSACTION: Final = MessageType["TRANSACTION"]
 
 PROPERTY_BORN_HOST: Final = "__BORNHOST"
 PROPERTY_BORN_TIMESTAMP: Final = "BORN_TIMESTAMP"
@@ -69,12 +71,14 @@ PROPERTIES_BYTES: Final = 16_384
 GROUP_BYTES: Final = 64
 DELAY_MS: Final = 24 * 3600 * 1000
 RECOVERY_SECONDS: Final = 3_600
+KNOWN_NAMES: Final = 1_024
+"""Number of checked names of topics that are kept."""
 SYSTEM_GROUP_PREFIX: Final = "CID_RMQ_SYS_"
 
 
-def topic_of(resource: Any) -> str:
+@lru_cache(KNOWN_NAMES)
+def checked_topic(name: str) -> str:
     """The name of a topic. Raises Refused for one that applications may not use."""
-    name: str = resource.name
     try:
         validate_topic(name)
     except (InvalidName, InvalidType) as error:
@@ -82,6 +86,11 @@ def topic_of(resource: Any) -> str:
     if name in SYSTEM_TOPICS or name.startswith(SYSTEM_TOPIC_PREFIX):
         raise Refused("ILLEGAL_TOPIC", f"{name} is a topic of the system")
     return name
+
+
+def topic_of(resource: Any) -> str:
+    """The name of a topic. Raises Refused for one that applications may not use."""
+    return checked_topic(resource.name)
 
 
 def group_of(resource: Any) -> str:
@@ -114,7 +123,7 @@ def _check_text(word: str, kind: str, text: str) -> None:
 def kind_of(message: Any) -> str:
     """The type of a message, by its properties: NORMAL, FIFO, DELAY or TRANSACTION."""
     system = message.system_properties
-    if system.message_type == MessageType["TRANSACTION"]:
+    if system.message_type == _TRANSACTION:
         return "TRANSACTION"
     if system.HasField("delivery_timestamp"):
         return "DELAY"
@@ -124,12 +133,15 @@ def kind_of(message: Any) -> str:
 def to_store(message: Any, now_ms: int, peer: str) -> Message:
     """The message that the broker stores. Raises Refused when it breaks a rule."""
     system = message.system_properties
-    topic = topic_of(message.topic)
-    properties = _user_properties(message)
-    properties[PROPERTY_UNIQUE_KEY] = system.message_id
+    topic = checked_topic(message.topic.name)
+    tag, keys, message_id = system.tag, list(system.keys), system.message_id
+    properties = _user_properties(message, tag, keys)
+    if not message_id.strip():
+        raise Refused("ILLEGAL_MESSAGE_ID", "the message id is empty")
+    properties[PROPERTY_UNIQUE_KEY] = message_id
     properties[PROPERTY_BORN_HOST] = system.born_host or peer.rpartition(":")[0]
     properties[PROPERTY_BORN_TIMESTAMP] = str(ms_of(system.born_timestamp) or now_ms)
-    if system.message_type == MessageType["TRANSACTION"]:
+    if system.message_type == _TRANSACTION:
         properties[PROPERTY_TRANSACTION_PREPARED] = "true"
         if system.HasField("orphaned_transaction_recovery_duration"):
             seconds = system.orphaned_transaction_recovery_duration.seconds
@@ -151,55 +163,67 @@ def to_store(message: Any, now_ms: int, peer: str) -> Message:
             raise Refused("ILLEGAL_DELIVERY_TIME", f"a message is delayed by at most {DELAY_MS} ms")
     return Message(
         topic,
-        _body(message),
-        tags=system.tag or None,
-        keys=tuple(key for key in system.keys if key),
+        _body(message.body, system.body_encoding),
+        tags=tag or None,
+        keys=tuple(filter(None, keys)),
         properties=properties,
         deliver_at_ms=deliver_at_ms,
     )
 
 
-def _user_properties(message: Any) -> dict[str, str]:
+def _user_properties(message: Any, tag: str, keys: list[str]) -> dict[str, str]:
     """The application's properties, once all rules for texts hold."""
-    system = message.system_properties
-    properties = dict(message.user_properties)
+    properties = dict(message.user_properties.items())
     if len(properties) > PROPERTIES_MAX:
         raise Refused("MESSAGE_PROPERTIES_TOO_LARGE", f"a message has at most {PROPERTIES_MAX} properties")
-    size = 0
+    length = len(tag)
     for name, value in properties.items():
-        if name in SYSTEM_PROPERTIES:
-            raise Refused("ILLEGAL_MESSAGE_PROPERTY_KEY", f"the property {name} is the system's")
-        if not name:
-            raise Refused("ILLEGAL_MESSAGE_PROPERTY_KEY", "the name of a property is empty")
-        for text in (name, value):
-            if has_control(text):
-                raise Refused(
-                    "ILLEGAL_MESSAGE_PROPERTY_KEY", f"the property {name!r:.80} has a control character"
-                )
-            size += len(text.encode())
-    tag = system.tag
+        if name in SYSTEM_PROPERTIES or not (name and name.isprintable() and value.isprintable()):
+            _check_property(name, value)
+        length += len(name) + len(value)
+    if not tag.isprintable() or "|" in tag or (tag and tag.isspace()):
+        _check_tag(tag)
+    for key in keys:
+        if not key.isprintable() or " " in key:
+            _check_key(key)
+        length += len(key)
+    if length > PROPERTIES_BYTES // 4:  # a character has at most 4 bytes
+        _check_size([*properties, *properties.values(), tag, *keys])
+    return properties
+
+
+def _check_property(name: str, value: str) -> None:
+    if name in SYSTEM_PROPERTIES:
+        raise Refused("ILLEGAL_MESSAGE_PROPERTY_KEY", f"the property {name} is the system's")
+    if not name:
+        raise Refused("ILLEGAL_MESSAGE_PROPERTY_KEY", "the name of a property is empty")
+    if has_control(name) or has_control(value):
+        raise Refused("ILLEGAL_MESSAGE_PROPERTY_KEY", f"the property {name!r:.80} has a control character")
+
+
+def _check_tag(tag: str) -> None:
     _check_text("ILLEGAL_MESSAGE_TAG", "a tag", tag)
     if "|" in tag:
         raise Refused("ILLEGAL_MESSAGE_TAG", "a tag must not contain |")
-    size += len(tag.encode())
-    for key in system.keys:
-        _check_text("ILLEGAL_MESSAGE_KEY", "a key", key)
-        if " " in key:
-            raise Refused("ILLEGAL_MESSAGE_KEY", f"the key {key!r:.80} has a blank")
-        size += len(key.encode())
+
+
+def _check_key(key: str) -> None:
+    _check_text("ILLEGAL_MESSAGE_KEY", "a key", key)
+    if " " in key:
+        raise Refused("ILLEGAL_MESSAGE_KEY", f"the key {key!r:.80} has a blank")
+
+
+def _check_size(texts: list[str]) -> None:
+    size = sum(len(text.encode()) for text in texts)
     if size > PROPERTIES_BYTES:
         raise Refused(
             "MESSAGE_PROPERTIES_TOO_LARGE",
             f"properties, tag and keys have {size} bytes, at most {PROPERTIES_BYTES} are allowed",
         )
-    if not system.message_id.strip():
-        raise Refused("ILLEGAL_MESSAGE_ID", "the message id is empty")
-    return properties
 
 
-def _body(message: Any) -> bytes:
-    body: bytes = message.body
-    if message.system_properties.body_encoding == Encoding["GZIP"]:
+def _body(body: bytes, encoding: int) -> bytes:
+    if encoding == _GZIP:
         unpacking = zlib.decompressobj(47)
         try:
             body = unpacking.decompress(body, BODY_BYTES + 1)

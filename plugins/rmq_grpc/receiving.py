@@ -14,7 +14,7 @@ from rmq.errors import ResponseError
 from rmq.plugin import TakenMessage, TakeRequest
 from rmq_grpc import schema
 from rmq_grpc.clients import Client, Lease
-from rmq_grpc.encoding import acknowledged, encode, received
+from rmq_grpc.encoding import acknowledged, received
 from rmq_grpc.messages import group_of, ms_of, put_ms, topic_of
 from rmq_grpc.statuses import EXPECTED, Refused, conclude, of_error, of_handle, status
 
@@ -40,12 +40,13 @@ RENEWED_SECONDS: Final = 3 * 3600.0
 LEASES_MAX: Final = 100_000
 
 FilterType: Final = schema.enum("FilterType")
+_GOOD: Final = schema.message("ReceiveMessageResponse")(status=status()).SerializeToString()
 
 
 def receive(session: Session, call: Call, request: Any, client: Client) -> None:
     """Take messages of a topic, or wait for them."""
     topic, group = topic_of(request.message_queue.topic), group_of(request.group)
-    seconds = _poll_seconds(call, request)
+    seconds = _poll_seconds(call, request, session.clock())
     invisible_ms = LEASE_MS
     if not request.auto_renew:
         invisible_ms = ms_of(request.invisible_duration)
@@ -87,10 +88,10 @@ def receive(session: Session, call: Call, request: Any, client: Client) -> None:
     client.gateway.topic(topic, session.guarded(call, go_on))
 
 
-def _poll_seconds(call: Call, request: Any) -> float:
+def _poll_seconds(call: Call, request: Any, now: float) -> float:
     """Time that a receive may wait. Raises Refused when the client's deadline comes before."""
     least, most = POLL_SECONDS
-    left = call.deadline - anyio.current_time()
+    left = call.deadline - now
     if request.HasField("long_polling_timeout"):
         seconds = ms_of(request.long_polling_timeout) / 1000
     else:
@@ -118,26 +119,26 @@ def _deliver(
     if not found:
         end(session, call, status("MESSAGE_NOT_FOUND", "no new message"))
         return
-    call.send(session.answer_to(call, status()).SerializeToString())
-    now, invisible_ms = anyio.current_time(), take.invisible_ms
-    for one in found:
-        message = encode(one.message, handle=one.handle, attempt=one.attempt, invisible_ms=invisible_ms)
-        if renews and len(client.leases) < LEASES_MAX:
-            group, topic = take.consumer_group, take.topic
-            until = now + RENEWED_SECONDS
-            client.leases[one.handle] = Lease(group, topic, one.handle, now + RENEW_SECONDS, until)
-        call.send(received(message))
-    end(session, call, None)
+    now, invisible_ms, leases = session.clock(), take.invisible_ms, client.leases
+    if renews:
+        group, topic, until = take.consumer_group, take.topic, now + RENEWED_SECONDS
+        for one in found[: max(0, LEASES_MAX - len(leases))]:
+            leases[one.handle] = Lease(group, topic, one.handle, now + RENEW_SECONDS, until)
+    messages = [received(one.message, one.handle, one.attempt, invisible_ms) for one in found]
+    call.answer_by(_GOOD, *messages, _time_of(session, call))
 
 
-def end(session: Session, call: Call, given: Any | None) -> None:
-    """End a receive: by a status, unless it is None, and the time of the server."""
-    if given is not None:
-        call.send(session.answer_to(call, given).SerializeToString())
+def end(session: Session, call: Call, given: Any) -> None:
+    """End a receive without messages: by a status, and the time of the server."""
+    call.answer_by(session.answer_to(call, given).SerializeToString(), _time_of(session, call))
+
+
+def _time_of(session: Session, call: Call) -> bytes:
+    """The last message of the answer to a receive: the time of the server."""
     last = session.answer_to(call)
     put_ms(last.delivery_timestamp, session.host.now_ms())
-    call.send(last.SerializeToString())
-    call.finish()
+    encoded: bytes = last.SerializeToString()
+    return encoded
 
 
 def renew(client: Client, now: float) -> None:
@@ -172,22 +173,19 @@ def acknowledge(session: Session, call: Call, request: Any, client: Client) -> N
     group, topic = group_of(request.group), topic_of(request.topic)
     if not request.entries:
         raise Refused("BAD_REQUEST", "the request names no message")
-    handles = [entry.receipt_handle for entry in request.entries]
-    for handle in handles:
-        client.leases.pop(handle, None)
+    entries = [(entry.message_id, entry.receipt_handle) for entry in request.entries]
+    handles = [handle for _, handle in entries]
+    if client.leases:
+        for handle in handles:
+            client.leases.pop(handle, None)
 
     def done(outcomes: Sequence[Exception | None]) -> None:
         if all(outcome is None for outcome in outcomes):
-            call.send(acknowledged(request.entries))
-            call.finish()
+            call.answer_by(acknowledged(entries))
             return
         answer = session.answer_to(call)
-        for entry, outcome in zip(request.entries, outcomes, strict=True):
-            answer.entries.add(
-                message_id=entry.message_id,
-                receipt_handle=entry.receipt_handle,
-                status=of_handle(outcome),
-            )
+        for (message_id, handle), outcome in zip(entries, outcomes, strict=True):
+            answer.entries.add(message_id=message_id, receipt_handle=handle, status=of_handle(outcome))
         conclude(answer)
         call.answer(answer)
 

@@ -11,6 +11,7 @@ from rmq.gateway import Sent
 from rmq.message import PROPERTY_UNIQUE_KEY
 from rmq.protocol.codes import ResponseCode
 from rmq_grpc import schema
+from rmq_grpc.encoding import sent
 from rmq_grpc.messages import kind_of, queue_of, to_store, topic_of
 from rmq_grpc.statuses import EXPECTED, Refused, conclude, of_error, status
 
@@ -28,11 +29,10 @@ def send(session: Session, call: Call, request: Any, client: Client) -> None:
     """Store messages of one topic; each has its entry in the answer."""
     if not request.messages:
         raise Refused("MESSAGE_CORRUPTED", "the request has no message")
-    names = {message.topic.name for message in request.messages}
-    if len(names) > 1:
-        raise Refused("MESSAGE_CORRUPTED", f"the messages are for several topics: {sorted(names)}")
     now_ms, peer = session.host.now_ms(), session.peer_address
     made = [to_store(message, now_ms, peer) for message in request.messages]
+    if len(made) > 1 and len(names := {message.topic for message in made}) > 1:
+        raise Refused("MESSAGE_CORRUPTED", f"the messages are for several topics: {sorted(names)}")
 
     def go_on(topic: Sequence[TopicAtBroker] | Exception) -> None:
         if isinstance(topic, Exception):
@@ -58,19 +58,13 @@ def _check_types(name: str, expected: str, messages: Sequence[Any]) -> None:
 
 
 def _store(session: Session, call: Call, request: Any, client: Client, made: Sequence[Message]) -> None:
-    answer = session.answer_to(call)
-    left = len(made)
+    outcomes: dict[int, Sent] = {}
 
     def done(index: int, outcome: Sent) -> None:
-        nonlocal left
-        left -= 1
-        _note(answer.entries[index], made[index], outcome)
-        if not left:
-            conclude(answer)
-            call.answer(answer)
+        outcomes[index] = outcome
+        if len(outcomes) == len(made):
+            _answer(session, call, made, [outcomes[index] for index in range(len(made))])
 
-    for _ in made:
-        answer.entries.add()
     for index, (message, raw) in enumerate(zip(made, request.messages, strict=True)):
         group = raw.system_properties.message_group
         choose = partial(queue_of, group) if group else None
@@ -78,6 +72,19 @@ def _store(session: Session, call: Call, request: Any, client: Client, made: Seq
             client.gateway.send(message, choose, partial(done, index))
         except EXPECTED as error:
             done(index, Sent(error, is_stored=False))
+
+
+def _answer(session: Session, call: Call, made: Sequence[Message], outcomes: Sequence[Sent]) -> None:
+    """Answer a send by the outcomes of its messages."""
+    if all(outcome.error is None and outcome.is_stored for outcome in outcomes):
+        ids = [message.properties[PROPERTY_UNIQUE_KEY] for message in made]
+        call.answer_by(sent(zip(ids, outcomes, strict=True)))
+        return
+    answer = session.answer_to(call)
+    for message, outcome in zip(made, outcomes, strict=True):
+        _note(answer.entries.add(), message, outcome)
+    conclude(answer)
+    call.answer(answer)
 
 
 def _note(entry: Any, message: Message, outcome: Sent) -> None:

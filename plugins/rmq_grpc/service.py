@@ -14,8 +14,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-import anyio
-from attrs import define
+from attrs import define, field
 from google.protobuf.message import DecodeError
 
 from rmq.errors import AccessDenied
@@ -61,13 +60,18 @@ class _Method:
     request: Any
     answer: Any
     serve: Serve
+    parse: Callable[[bytes], Any] = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.parse = self.request.FromString
 
 
 class Session:
-    """The service of one connection."""
+    """The service of one connection. `clock` gives seconds."""
 
-    def __init__(self, host: DoorHost, stream: DoorStream) -> None:
+    def __init__(self, host: DoorHost, stream: DoorStream, clock: Callable[[], float]) -> None:
         self.host = host
+        self.clock = clock
         self.peer_address = stream.peer_address
         self._stream = stream
         self._clients: dict[str, Client] = {}
@@ -82,16 +86,17 @@ class Session:
         """Same as `rmq_grpc.calls.Service.handle`."""
         method = METHODS[call.method]
         try:
-            request = method.request.FromString(message)
+            request = method.parse(message)
         except DecodeError as error:
             call.finish(INVALID_ARGUMENT, f"the request is not a {method.request.DESCRIPTOR.name}: {error}")
             return
-        self.guarded(call, self._serve)(call, request, method.serve)
-
-    def _serve(self, call: Call, request: Any, serve: Serve) -> None:
-        client = self._client(call)
-        _authenticate(client, call)
-        serve(self, call, request, client)
+        try:
+            client = self._client(call)
+            if "authorization" in call.metadata:
+                _authenticate(client, call)
+            method.serve(self, call, request, client)
+        except Exception as error:
+            self._failed(call, error)
 
     def guarded(self, call: Call, work: Callable[..., None]) -> Callable[..., None]:
         """A function that does `work` for a call, and answers the call with its error."""
@@ -99,13 +104,16 @@ class Session:
         def guarded(*given: Any) -> None:
             try:
                 work(*given)
-            except EXPECTED as error:
-                self._refuse(call, error)
             except Exception as error:
-                log.error("%s of %s failed", call.method, self.peer_address, exc_info=error)
-                self._refuse(call, error)
+                self._failed(call, error)
 
         return guarded
+
+    def _failed(self, call: Call, error: Exception) -> None:
+        """Answer a call by its error, and log an error that is a bug."""
+        if not isinstance(error, EXPECTED):
+            log.error("%s of %s failed", call.method, self.peer_address, exc_info=error)
+        self._refuse(call, error)
 
     def answer_to(self, call: Call, given: Any | None = None) -> Any:
         """A new answer to a call, with a status."""
@@ -136,7 +144,7 @@ class Session:
         client_id = call.metadata.get("x-mq-client-id", "").strip()
         if not client_id:
             raise Refused("CLIENT_ID_REQUIRED", "the metadata x-mq-client-id is missing")
-        now = anyio.current_time()
+        now = self.clock()
         client = self._clients.get(client_id)
         if client is None:
             if len(self._clients) >= CLIENT_IDS_MAX:
@@ -157,7 +165,7 @@ class Session:
 
     def renew(self) -> None:
         """Renew the leases of messages in work at push consumers, and forget silent clients."""
-        now = anyio.current_time()
+        now = self.clock()
         for client in list(self._clients.values()):
             if client.heard_at + SILENT_SECONDS < now:
                 log.info("client %s of %s is silent", client.client_id, self.peer_address)

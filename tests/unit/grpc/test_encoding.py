@@ -8,10 +8,11 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 from rmq_grpc import schema
-from rmq_grpc.encoding import acknowledged, encode, received, to_client, varint
+from rmq_grpc.encoding import acknowledged, encode, received, sent, to_client, varint
 from rmq_grpc.messages import SYSTEM_PROPERTIES, V2Message, put_ms
 from rmq_grpc.statuses import status
 
+from rmq.gateway import Sent
 from rmq.message import StoredMessage
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=200)
@@ -96,7 +97,9 @@ def test_a_message_is_that_of_the_library(
     expected = by_the_library(message, handle, attempt, invisible_ms)
     assert V2Message.FromString(data) == expected
     assert len(data) == expected.ByteSize()  # of a map the order is not fixed
-    answer = schema.message("ReceiveMessageResponse").FromString(received(data))
+    answer = schema.message("ReceiveMessageResponse").FromString(
+        received(message, handle, attempt, invisible_ms)
+    )
     assert answer.WhichOneof("content") == "message"
     assert answer.message == expected
 
@@ -121,12 +124,27 @@ def test_a_message_of_a_time_names_that_time() -> None:
 
 @given(st.lists(st.tuples(TEXTS, TEXTS), min_size=1, max_size=5))
 def test_an_answer_to_acknowledgements_is_that_of_the_library(texts: list[tuple[str, str]]) -> None:
-    request = schema.message("AckMessageRequest")()
     expected = schema.message("AckMessageResponse")(status=status())
     for message_id, handle in texts:
-        request.entries.add(message_id=message_id, receipt_handle=handle)
         expected.entries.add(message_id=message_id, receipt_handle=handle, status=status())
-    assert acknowledged(request.entries) == expected.SerializeToString(deterministic=True)
+    assert acknowledged(texts) == expected.SerializeToString(deterministic=True)
+
+
+OUTCOMES = st.builds(Sent, queue_offset=st.integers(-1, 1 << 62), transaction_id=TEXTS, recall_handle=TEXTS)
+
+
+@given(st.lists(st.tuples(FULL, OUTCOMES), min_size=1, max_size=4))
+def test_an_answer_to_stored_messages_is_that_of_the_library(stored: list[tuple[str, Sent]]) -> None:
+    expected = schema.message("SendMessageResponse")(status=status())
+    for message_id, outcome in stored:
+        expected.entries.add(
+            status=status(),
+            message_id=message_id,
+            transaction_id=outcome.transaction_id,
+            offset=outcome.queue_offset,
+            recall_handle=outcome.recall_handle,
+        )
+    assert sent(stored) == expected.SerializeToString(deterministic=True)
 
 
 @given(st.integers(0, (1 << 64) - 1))
