@@ -23,7 +23,7 @@ import h2.settings
 
 from rmq.errors import RemoteProtocolError
 from rmq_grpc.headers import DONE, HEAD, HeaderDecoder, Headers, checked
-from rmq_grpc.http2 import Http2
+from rmq_grpc.http2 import USELESS, Http2
 
 if TYPE_CHECKING:
     from rmq.plugin import DoorStream
@@ -60,6 +60,8 @@ STRIKES_SECONDS: Final = 10.0
 grant room count where they are more than two for a message that was sent, and pings where they are more
 than one: gRPC's libraries measure the connection by a ping for data that comes. The priority that begins a
 call, and the empty frame that ends one, belong to the call."""
+_IDLE: Final = (h2.events.PriorityUpdated, h2.events.UnknownFrameReceived)
+"""Events of frames that do nothing here."""
 KNOWN_TIMEOUTS: Final = 256
 _UNITS: Final = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
 
@@ -213,12 +215,18 @@ class Calls:
 
     def _feed(self, data: bytes) -> None:
         try:
-            at = 0
-            while at < len(data) and (request := self._h2.take_request(data, at)) is not None:
-                stream_id, headers, body, at = request
-                self._on_whole_request(self._begin(stream_id, headers), body)
-            for event in self._h2.receive_data(data[at:]) if at < len(data) else ():
-                self._take(event)
+            at, connection = 0, self._h2
+            while at < len(data):
+                if (request := connection.take_request(data, at)) is not None:
+                    stream_id, headers, body, at = request
+                    self._on_whole_request(self._begin(stream_id, headers), body)
+                elif (small := connection.take_small(data, at)) is not None:
+                    event, at = small
+                    self._take(event)
+                else:
+                    for event in connection.receive_data(data[at:]):
+                        self._take(event)
+                    break
         except h2.exceptions.ProtocolError as error:
             self._flush()  # it says why
             raise RemoteProtocolError(f"HTTP/2: {error or type(error).__name__}") from None
@@ -269,7 +277,7 @@ class Calls:
                 self._pings -= 1
             else:
                 self._strike(5)
-        elif isinstance(event, h2.events.PriorityUpdated) and event is not self._priority:
+        elif event is USELESS or (isinstance(event, _IDLE) and event is not self._priority):
             self._strike(1)
 
     def _strike(self, count: int) -> None:

@@ -15,15 +15,22 @@ from typing import Any, Final
 import h2.config
 import h2.connection
 from h2.connection import AllowedStreamIDs, ConnectionState
+from h2.events import Event, PingReceived, WindowUpdated
 from h2.exceptions import ProtocolError
 from h2.stream import H2Stream, StreamClosedBy, StreamState
 from hyperframe.frame import WindowUpdateFrame
 
+from rmq.errors import RemoteProtocolError
 from rmq_grpc.headers import DONE_BLOCK, HEAD_BLOCK, HeaderEncoder, checked
 
-_HEADERS, _TRAILERS = b"\1\4", b"\1\5"
-"""Types and flags of the frames: HEADERS that end their block, and that end the stream, too."""
+_HEADERS, _PRIORITY_HEADERS, _TRAILERS = b"\1\4", b"\1\x24", b"\1\5"
+"""Types and flags of the frames: HEADERS that end their block, that have a priority, too, and that end the
+stream."""
 _DATA, _LAST_DATA = b"\0\0", b"\0\1"
+_EMPTY: Final = bytes(3) + _LAST_DATA
+_WINDOW_UPDATE, _PING, _PONG = b"\0\0\4\x08", b"\0\0\x08\6\0", b"\0\0\x08\6\1"
+"""Lengths, types and flags of small frames; the flags of the first do not matter."""
+_WINDOW_MOST: Final = (1 << 31) - 1
 _HEAD: Final = len(HEAD_BLOCK).to_bytes(3, "big") + _HEADERS
 _DONE: Final = len(DONE_BLOCK).to_bytes(3, "big") + _TRAILERS
 _OPEN: Final = ConnectionState.SERVER_OPEN
@@ -38,6 +45,8 @@ _PARTS: Final = (
 )
 _PARTS_OF_STREAMS: Final = ("_initialize_content_length", "_track_content_length")
 _decode_headers: Any = getattr(h2.connection, "_decode_headers", None)
+USELESS: Final = Event()
+"""In the place of an event, where a frame has none: it is late for its stream."""
 STREAMS_KEPT: Final = 16
 """Streams that h2 keeps, above which its closed streams are dropped with each request."""
 COUNTED_BYTES: Final = 64 * 1024
@@ -64,7 +73,7 @@ class Http2(h2.connection.H2Connection):
             and all(hasattr(self, name) for name in _PARTS)
             and all(hasattr(H2Stream, name) for name in _PARTS_OF_STREAMS)
         )
-        self._brief: set[int] = set()  # streams of requests that h2 does not know
+        self._brief: dict[int, int] = {}  # streams that h2 does not know, with the room that was granted
         self._answered: list[int] = []  # the same, answered since the last request
         self._received = 0  # bytes of the windows, of which h2 does not know
         self._is_between = False  # h2 waits for no rest of a frame, nor of headers
@@ -76,7 +85,15 @@ class Http2(h2.connection.H2Connection):
         return super().inbound_flow_control_window - self._received
 
     def _receive_goaway_frame(self, frame: Any) -> tuple[list[Any], list[Any]]:
-        return [], []
+        return [], [USELESS]
+
+    def _receive_rst_stream_frame(self, frame: Any) -> tuple[list[Any], list[Any]]:
+        frames, events = super()._receive_rst_stream_frame(frame)
+        return frames, events or [USELESS]
+
+    def _receive_window_update_frame(self, frame: Any) -> tuple[list[Any], list[Any]]:
+        frames, events = super()._receive_window_update_frame(frame)
+        return frames, events or [WindowUpdated(stream_id=frame.stream_id, delta=frame.window_increment)]
 
     def receive_data(self, data: Any) -> list[Any]:
         """Same as h2's."""
@@ -104,18 +121,27 @@ class Http2(h2.connection.H2Connection):
         h2's ProtocolError as `receive_data` does, and RemoteProtocolError as `checked`."""
         if not self._is_between:
             return None
-        middle = at + 9 + int.from_bytes(data[at : at + 3], "big")
+        block = at + 9
+        middle = block + int.from_bytes(data[at : at + 3], "big")
         end = middle + 9 + int.from_bytes(data[middle : middle + 3], "big")
         size, window = end - middle - 9, self._inbound_flow_control_window_manager
-        number = data[at + 5 : at + 9]
+        kind, number, body = data[at + 3 : at + 5], data[at + 5 : at + 9], data[middle + 9 : end]
         stream_id = int.from_bytes(number, "big")
+        if kind == _PRIORITY_HEADERS and data[block : block + 4] != number:  # as Java's clients begin
+            block += 5
+        elif kind != _HEADERS:
+            return None
+        if data[middle + 3 : middle + 9] != _LAST_DATA + number:
+            if data[middle + 3 : middle + 9] != _DATA + number:
+                return None
+            end += 9  # an empty frame ends the request, as Node's clients do
+            if data[end - 9 : end] != _EMPTY + number:
+                return None
         if (
-            data[at + 3 : at + 5] != _HEADERS
-            or data[middle + 3 : middle + 9] != _LAST_DATA + number
-            or end > len(data)
+            end > len(data)
             or not 0 < size <= self._request_most
             or size > window.current_window_size - self._received
-            or middle - at - 9 > self._frame_most
+            or not 0 < middle - block <= self._frame_most - 5
             or self.state_machine.state is not _OPEN
             or not stream_id & 1
             or not self.highest_inbound_stream_id < stream_id < 1 << 31
@@ -131,19 +157,49 @@ class Http2(h2.connection.H2Connection):
         if known + len(self._brief) >= self._streams_most:
             return None
         try:
-            encoded = _decode_headers(self.decoder, data[at + 9 : middle])
+            encoded = _decode_headers(self.decoder, data[block:middle])
         except ProtocolError as error:
             self._terminate_connection(error.error_code)
             raise
         self.highest_inbound_stream_id = stream_id
-        self._brief.add(stream_id)
-        headers = checked(encoded)
+        self._brief[stream_id] = 0
+        try:
+            headers = checked(encoded)
+        except RemoteProtocolError:
+            self._check_length(stream_id, encoded, size)  # h2 looks at it first
+            raise
         if "content-length" in headers:
             self._check_length(stream_id, encoded, size)
         self._received += size
         if self._received >= COUNTED_BYTES:
             self._count_received()
-        return stream_id, headers, data[middle + 9 : end], end
+        return stream_id, headers, body, end
+
+    def take_small(self, data: bytes, at: int) -> tuple[Event, int] | None:
+        """The frame at a place in the peer's bytes that grants room, or is a ping: h2's event, and the end of
+        the frame. None where h2 must handle it."""
+        if not self._is_between or self.state_machine.state is not _OPEN:
+            return None
+        if data[at : at + 9] == _PING + bytes(4) and at + 17 <= len(data):
+            self._data_to_send += _PONG + bytes(4) + data[at + 9 : at + 17]
+            return PingReceived(ping_data=data[at + 9 : at + 17]), at + 17
+        if data[at : at + 4] != _WINDOW_UPDATE or at + 13 > len(data):
+            return None
+        stream_id = int.from_bytes(data[at + 5 : at + 9], "big")
+        increment = int.from_bytes(data[at + 9 : at + 13], "big")
+        if stream_id in self._brief:
+            room = self._answer_room + self._brief[stream_id] + increment
+            if not 0 < increment <= room <= _WINDOW_MOST:
+                return None
+            self._brief[stream_id] += increment
+        elif not stream_id:
+            room = self.outbound_flow_control_window + increment
+            if not 0 < increment <= room <= _WINDOW_MOST:
+                return None
+            self.outbound_flow_control_window = room
+        else:
+            return None
+        return WindowUpdated(stream_id=stream_id, delta=increment), at + 13
 
     def _check_length(self, stream_id: int, headers: Any, size: int) -> None:
         """Raise h2's ProtocolError if a request has another length than it says."""
@@ -172,10 +228,11 @@ class Http2(h2.connection.H2Connection):
             self._make_known(stream_id)
 
     def _make_known(self, stream_id: int, *, is_answered: bool = False) -> Any:
-        self._brief.discard(stream_id)
+        granted = self._brief.pop(stream_id, 0)
         highest, self.highest_inbound_stream_id = self.highest_inbound_stream_id, stream_id - 2
         stream = self._begin_new_stream(stream_id, AllowedStreamIDs.ODD)
         self.highest_inbound_stream_id = highest
+        stream.outbound_flow_control_window += granted
         machine = stream.state_machine
         machine.client, machine.headers_received, machine.state = False, True, StreamState.HALF_CLOSED_REMOTE
         if is_answered:
@@ -186,8 +243,9 @@ class Http2(h2.connection.H2Connection):
         """Send a good answer as a whole: `HEAD`, data, `DONE`. False, with nothing done and the stream known
         to h2, if it cannot be sent now, or must be sent step by step."""
         size, stream = len(data), None
-        room = self._answer_room
-        if stream_id not in self._brief:
+        if (granted := self._brief.get(stream_id)) is not None:
+            room = self._answer_room + granted
+        else:
             stream = self.streams.get(stream_id)
             if stream is None or not self._may_shorten:
                 return False
@@ -207,7 +265,7 @@ class Http2(h2.connection.H2Connection):
         self._data_to_send += b"".join(parts)
         self.outbound_flow_control_window -= size
         if stream is None:
-            self._brief.remove(stream_id)
+            del self._brief[stream_id]
             self._answered.append(stream_id)
         else:
             stream.outbound_flow_control_window -= size

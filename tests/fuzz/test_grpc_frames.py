@@ -207,7 +207,14 @@ def whole_request(random: Random, encoder: Encoder, stream_id: int) -> bytes:
         body.pad_length = 10
     if random.random() < 0.1:
         head.flags.add("PRIORITY")
-    both = bytearray(head.serialize() + body.serialize())
+        head.depends_on = random.choice([0, 0, stream_id])
+    both = bytearray(head.serialize())
+    if random.random() < 0.1:
+        body.flags.remove("END_STREAM")
+        both += body.serialize()
+        body = DataFrame(stream_id, b"")
+        body.flags.add("END_STREAM")
+    both += body.serialize()
     if random.random() < 0.05:
         both[random.randrange(len(both))] = random.randrange(256)
     return bytes(both)
@@ -221,6 +228,7 @@ def told(seed: int, *, by_h2: bool, monkeypatch: pytest.MonkeyPatch) -> list[obj
     with monkeypatch.context() as patch:
         if by_h2:
             patch.setattr(Http2, "take_request", lambda *_: None)
+            patch.setattr(Http2, "take_small", lambda *_: None)
             patch.setattr(Http2, "send_answer", lambda *_: False)
         calls = Calls(
             stream,  # type: ignore[arg-type]

@@ -8,7 +8,9 @@ from hpack import Encoder
 from hyperframe.frame import (
     ContinuationFrame,
     DataFrame,
+    ExtensionFrame,
     Frame,
+    GoAwayFrame,
     HeadersFrame,
     PingFrame,
     PriorityFrame,
@@ -195,6 +197,45 @@ def windows() -> Iterator[bytes]:
         yield frame(WindowUpdateFrame(0, 1)) * 64
 
 
+def _late(made: Frame) -> Iterator[bytes]:
+    """Frames for a call that has ended."""
+    yield hello() + begin(Encoder(), 1, "Nothing", "END_STREAM")
+    while True:
+        yield frame(made) * 64
+
+
+def late_windows() -> Iterator[bytes]:
+    """Room for the answer of a call that has ended."""
+    return _late(WindowUpdateFrame(1, 1))
+
+
+def late_resets() -> Iterator[bytes]:
+    """Resets of a call that has ended."""
+    return _late(RstStreamFrame(1, error_code=8))
+
+
+def late_windows_in_pieces() -> Iterator[bytes]:
+    """The same, where no read ends with a frame."""
+    whole = frame(WindowUpdateFrame(1, 1)) * 64
+    yield hello() + begin(Encoder(), 1, "Nothing", "END_STREAM") + whole[:5]
+    while True:
+        yield whole[5:] + whole[:5]
+
+
+def goodbyes() -> Iterator[bytes]:
+    """Goodbyes of a peer that stays."""
+    yield hello()
+    while True:
+        yield frame(GoAwayFrame(0)) * 64
+
+
+def unknown() -> Iterator[bytes]:
+    """Frames of a kind that nobody knows."""
+    yield hello()
+    while True:
+        yield frame(ExtensionFrame(0x77, 0, body=b"x")) * 64
+
+
 def _routes(window: int) -> Iterator[bytes]:
     encoder = Encoder()
     asked = schema.message("QueryRouteRequest")()
@@ -258,6 +299,11 @@ FLOODS: dict[str, Flood] = {
         empty_data,
         priorities,
         windows,
+        late_windows,
+        late_resets,
+        late_windows_in_pieces,
+        goodbyes,
+        unknown,
         window_zero,
         no_reading,
         many_clients,

@@ -12,10 +12,11 @@ pytest.importorskip("h2")
 
 import h2.config
 import h2.connection
+import h2.events
 from rmq_grpc import http2
 from rmq_grpc.calls import CALL_BYTES, REQUEST_SECONDS, Call, Calls
 from rmq_grpc.headers import DONE, HEAD
-from rmq_grpc.http2 import Http2
+from rmq_grpc.http2 import USELESS, Http2
 
 HEADERS = [
     (":method", "POST"),
@@ -151,7 +152,10 @@ def test_a_whole_answer_is_what_h2_sends_step_by_step(size: int) -> None:
         said.append((server.data_to_send(), server.outbound_flow_control_window, server.open_inbound_streams))
         client.increment_flow_control_window(10, 1)  # late, for a stream that has ended
         client.reset_stream(3)
-        assert server.receive_data(client.data_to_send()) == [] or size > room
+        late = server.receive_data(client.data_to_send())
+        assert len(late) == 2
+        assert isinstance(late[0], h2.events.WindowUpdated)
+        assert late[1] is USELESS or size > room
     assert said[0] == said[1]
 
 
@@ -189,3 +193,20 @@ def test_an_h2_that_lacks_a_part_does_everything_itself(
     calls.feed(data)
     assert len(begun) == 1
     assert not calls._h2.send_answer(1, b"x")
+
+
+def test_a_peer_is_granted_as_many_bytes_as_its_whole_requests_had() -> None:
+    client = h2.connection.H2Connection(h2.config.H2Configuration())
+    client.initiate_connection()
+    stream = Stream()
+    stream.send = client.receive_data  # type: ignore[method-assign, assignment]
+    calls = Calls(stream, Service(), clock=lambda: 1.0, most_bytes=10_000, soon=lambda call: call())  # type: ignore[arg-type]
+    calls.feed(client.data_to_send())
+    window, size = client.outbound_flow_control_window, 9_995
+    for stream_id in range(1, 2 * window // 5_000, 2):
+        client.send_headers(stream_id, HEADERS)
+        client.send_data(stream_id, size.to_bytes(5, "big") + bytes(size), end_stream=True)
+        calls.feed(client.data_to_send())
+        calls._open[stream_id].answer_by(b"")
+        assert client.outbound_flow_control_window == calls._h2.inbound_flow_control_window
+    assert client.outbound_flow_control_window >= window // 2 - size
