@@ -10,6 +10,7 @@ and all frames do if h2 lacks one of the parts that are not public.
 
 from __future__ import annotations
 
+import struct
 from typing import Any, Final
 
 import h2.config
@@ -23,14 +24,19 @@ from hyperframe.frame import WindowUpdateFrame
 from rmq.errors import RemoteProtocolError
 from rmq_grpc.headers import DONE_BLOCK, HEAD_BLOCK, HeaderEncoder, checked
 
-_HEADERS, _PRIORITY_HEADERS, _TRAILERS = b"\1\4", b"\1\x24", b"\1\5"
-"""Types and flags of the frames: HEADERS that end their block, that have a priority, too, and that end the
-stream."""
+_frame: Final = struct.Struct(">BHBBI").unpack_from
+"""Length (in two parts), type, flags and stream of a frame."""
+_HEADERS, _TRAILERS = b"\1\4", b"\1\5"
+"""Types and flags of the frames: HEADERS that end their block, and that end the stream, too."""
+_WITH_PRIORITY: Final = 0x24
+_HEADERS_WHOLE: Final = (4, _WITH_PRIORITY)
+"""Flags of HEADERS that end their block, and not the stream."""
 _DATA, _LAST_DATA = b"\0\0", b"\0\1"
 _EMPTY: Final = bytes(3) + _LAST_DATA
 _WINDOW_UPDATE, _PING, _PONG = b"\0\0\4\x08", b"\0\0\x08\6\0", b"\0\0\x08\6\1"
 """Lengths, types and flags of small frames; the flags of the first do not matter."""
 _WINDOW_MOST: Final = (1 << 31) - 1
+_STREAM_MOST: Final = (1 << 31) - 1
 _HEAD: Final = len(HEAD_BLOCK).to_bytes(3, "big") + _HEADERS
 _DONE: Final = len(DONE_BLOCK).to_bytes(3, "big") + _TRAILERS
 _OPEN: Final = ConnectionState.SERVER_OPEN
@@ -121,30 +127,37 @@ class Http2(h2.connection.H2Connection):
         h2's ProtocolError as `receive_data` does, and RemoteProtocolError as `checked`."""
         if not self._is_between:
             return None
-        block = at + 9
-        middle = block + int.from_bytes(data[at : at + 3], "big")
-        end = middle + 9 + int.from_bytes(data[middle : middle + 3], "big")
-        size, window = end - middle - 9, self._inbound_flow_control_window_manager
-        kind, number, body = data[at + 3 : at + 5], data[at + 5 : at + 9], data[middle + 9 : end]
-        stream_id = int.from_bytes(number, "big")
-        if kind == _PRIORITY_HEADERS and data[block : block + 4] != number:  # as Java's clients begin
-            block += 5
-        elif kind != _HEADERS:
+        size = len(data)
+        if size - at < 18:
             return None
-        if data[middle + 3 : middle + 9] != _LAST_DATA + number:
-            if data[middle + 3 : middle + 9] != _DATA + number:
+        high, low, kind, flags, stream_id = _frame(data, at)
+        block = at + 9
+        middle = block + (high << 16) + low
+        if kind != 1 or flags not in _HEADERS_WHOLE or middle + 9 > size:
+            return None
+        if flags == _WITH_PRIORITY:  # as Java's clients begin
+            if data[block : block + 4] == data[at + 5 : block]:
                 return None
-            end += 9  # an empty frame ends the request, as Node's clients do
-            if data[end - 9 : end] != _EMPTY + number:
+            block += 5
+        high, low, kind, flags, same_id = _frame(data, middle)
+        begin, size = middle + 9, (high << 16) + low
+        end = begin + size
+        if kind or flags > 1 or same_id != stream_id:
+            return None
+        body = data[begin:end]
+        if not flags:  # an empty frame ends the request, as Node's clients do
+            end += 9
+            if data[end - 9 : end] != _EMPTY + data[at + 5 : at + 9]:
                 return None
+        window = self._inbound_flow_control_window_manager.current_window_size
         if (
             end > len(data)
             or not 0 < size <= self._request_most
-            or size > window.current_window_size - self._received
+            or size > window - self._received
             or not 0 < middle - block <= self._frame_most - 5
             or self.state_machine.state is not _OPEN
             or not stream_id & 1
-            or not self.highest_inbound_stream_id < stream_id < 1 << 31
+            or not self.highest_inbound_stream_id < stream_id <= _STREAM_MOST
         ):
             return None
         if self._answered:

@@ -10,6 +10,7 @@ from rmq.errors import ResponseError
 from rmq.gateway import Sent
 from rmq.message import PROPERTY_UNIQUE_KEY
 from rmq.protocol.codes import ResponseCode
+from rmq.protocol.properties import PROPERTY_SHARDING_KEY
 from rmq_grpc import schema
 from rmq_grpc.encoding import sent
 from rmq_grpc.messages import kind_of, queue_of, to_store, topic_of
@@ -42,7 +43,7 @@ def send(session: Session, call: Call, request: Any, client: Client) -> None:
                 raise topic
         else:
             _check_types(made[0].topic, topic[0].view.message_type, request.messages)
-        _store(session, call, request, client, made)
+        _store(session, call, client, made)
 
     client.gateway.topic(made[0].topic, session.guarded(call, go_on))
 
@@ -57,16 +58,16 @@ def _check_types(name: str, expected: str, messages: Sequence[Any]) -> None:
             raise Refused("MESSAGE_PROPERTY_CONFLICT_WITH_TYPE", text)
 
 
-def _store(session: Session, call: Call, request: Any, client: Client, made: Sequence[Message]) -> None:
-    outcomes: dict[int, Sent] = {}
+def _store(session: Session, call: Call, client: Client, made: Sequence[Message]) -> None:
+    outcomes: list[Sent | None] = [None] * len(made)
 
     def done(index: int, outcome: Sent) -> None:
         outcomes[index] = outcome
-        if len(outcomes) == len(made):
-            _answer(session, call, made, [outcomes[index] for index in range(len(made))])
+        if None not in outcomes:
+            _answer(session, call, made, outcomes)
 
-    for index, (message, raw) in enumerate(zip(made, request.messages, strict=True)):
-        group = raw.system_properties.message_group
+    for index, message in enumerate(made):
+        group = message.properties.get(PROPERTY_SHARDING_KEY)
         choose = partial(queue_of, group) if group else None
         try:
             client.gateway.send(message, choose, partial(done, index))
@@ -74,9 +75,12 @@ def _store(session: Session, call: Call, request: Any, client: Client, made: Seq
             done(index, Sent(error, is_stored=False))
 
 
-def _answer(session: Session, call: Call, made: Sequence[Message], outcomes: Sequence[Sent]) -> None:
+def _answer(session: Session, call: Call, made: Sequence[Message], outcomes: Sequence[Any]) -> None:
     """Answer a send by the outcomes of its messages."""
-    if all(outcome.error is None and outcome.is_stored for outcome in outcomes):
+    for outcome in outcomes:
+        if outcome.error is not None or not outcome.is_stored:
+            break
+    else:
         ids = [message.properties[PROPERTY_UNIQUE_KEY] for message in made]
         call.answer_by(sent(zip(ids, outcomes, strict=True)))
         return
