@@ -148,7 +148,8 @@ class Producer(Link):
         if transaction is None:
             temporary.put(sections, size, client)
         else:
-            transaction.local.append(partial(_give_late, temporary, sections, size, client))
+            give = partial(_give_late, temporary, sections, size, client)
+            self.connection.transactions.keep(transaction, size + FIXED_BYTES, give)
         self._answer(delivery, transaction=transaction)
 
     def _topic_of(self, sections: Sections) -> str:
@@ -168,7 +169,12 @@ class Producer(Link):
         self.connection.count(-sum(sizes))
         self.connection.count_part(self, 0)
         self._inbox.clear()
-        self._waiting.clear()
+        waiting, self._waiting = self._waiting, deque()
+        for delivery, message in waiting:
+            transaction = self._within.pop(delivery, None)
+            if transaction is not None:
+                text = "the link of a producer has ended while its message waited for room"
+                self.connection.transactions.stored(transaction, message, None, text)
 
     # ---- to the broker ----
 

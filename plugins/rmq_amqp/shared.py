@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 LINKS: Final = 200_000
 """Links of all connections."""
+WORK: Final = 1_000_000
+"""Messages of all open transactions."""
 TEMPORARY_BYTES: Final = 256 << 20
 """Bytes of messages of all temporary queues and topics."""
 
@@ -37,6 +39,7 @@ class Shared:
         """The half messages of open transactions, by their offsets in the queue of half messages."""
         self._connections = 0
         self.links = Shares(LINKS)
+        self.work = Shares(WORK)
         self.kept = Shares(TEMPORARY_BYTES)
         """The bytes of messages of temporary queues and topics, by the holders of their connections."""
 

@@ -10,7 +10,7 @@ from attrs import define, evolve
 from rmq.message import Message
 from rmq_amqp import engine
 from rmq_amqp.addresses import TOPIC
-from rmq_amqp.conditions import NOT_FOUND, RESOURCE_LIMIT, Refused, of_error
+from rmq_amqp.conditions import EXPECTED, NOT_FOUND, RESOURCE_LIMIT, Refused, of_error
 from rmq_amqp.links import Link
 from rmq_amqp.messages import to_store
 from rmq_amqp.producers import PREFIX, Producer
@@ -274,7 +274,8 @@ class TemporaryConsumer(Link):
 
         try:
             transaction = self.connection.transactions.find(engine.state_of(delivery))
-        except Refused as error:
+        except EXPECTED as error:
+            self._out[delivery] = one  # the end of the link puts it back
             self.connection.end_link(self, *of_error(error))
         else:
             transaction.received.append(Received("", "", "", end))

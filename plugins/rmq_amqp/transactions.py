@@ -2,7 +2,7 @@
 
 Messages that are sent in a transaction are half messages until the commit. The commit is one decision of the
 broker, which delivers the half messages and acknowledges the received messages, or neither, also when the
-broker is killed. A transaction ends with its coordinator's link, by a rollback.
+broker is killed. A transaction ends with the coordinator's link that has begun it, by a rollback.
 """
 
 from __future__ import annotations
@@ -82,6 +82,12 @@ class Transaction:
     """An open transaction."""
 
     name: bytes
+    owner: Coordinator
+    work: int = 0
+    """Messages that were sent or received in the transaction, or refused."""
+    kept: int = 0
+    """Bytes of the messages in `local`."""
+    is_committing: bool = False
     halves: list[tuple[str, str]] = field(factory=list)
     """The transaction ids and unique keys of the half messages."""
     offsets: list[int] = field(factory=list)
@@ -101,22 +107,37 @@ class Transactions:
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        self._host = connection.host
+        self._host, self._shared = connection.host, connection.shared
         self._open: dict[bytes, Transaction] = {}
+        self._unfinished: dict[Transaction, None] = {}
         self._is_producing = False
 
     def find(self, fields: Any) -> Transaction:
-        """The transaction of a transactional state. Raises Refused."""
+        """The transaction of a transactional state, for one more message. Raises Refused."""
         first = fields[0] if isinstance(fields, (list, tuple)) and fields else None
         name = bytes(first) if isinstance(first, (bytes, memoryview)) else b""
         found = self._open.get(name)
         if found is None:
             raise Refused(TX_UNKNOWN, f"there is no open transaction {name.hex()!r:.80} on this connection")
-        if len(found.halves) + found.pending + len(found.local) + len(found.received) >= WORK_MAX:
+        if found.work >= WORK_MAX:
             raise Refused(RESOURCE_LIMIT, f"a transaction has at most {WORK_MAX} messages; commit before")
+        if reason := self._shared.work.full(self._host.holders):
+            text = f"of the messages of open transactions {reason}; end transactions before"
+            raise Refused(RESOURCE_LIMIT, text)
+        self._shared.work.add(self._host.holders)
+        found.work += 1
         return found
 
-    def declare(self) -> bytes:
+    def keep(self, transaction: Transaction, size: int, give: Callable[[], None]) -> None:
+        """Keep a message of `size` bytes in memory until the commit, which calls `give`. Raises Refused
+        without room."""
+        if reason := self._shared.kept.full(self._host.holders, size):
+            raise Refused(RESOURCE_LIMIT, f"of the bytes of temporary queues and topics {reason}")
+        self._shared.kept.add(self._host.holders, size)
+        transaction.kept += size
+        transaction.local.append(give)
+
+    def declare(self, owner: Coordinator) -> bytes:
         """Begin a transaction; returns its name. Raises Refused, AccessDenied, ResponseError."""
         if len(self._open) >= OPEN_MAX:
             raise Refused(RESOURCE_LIMIT, f"a connection has at most {OPEN_MAX} open transactions")
@@ -124,14 +145,15 @@ class Transactions:
             self._host.produce(GROUP, self._connection.client_id, self._check)
             self._is_producing = True
         name = uuid.uuid4().bytes
-        self._open[name] = Transaction(name)
+        transaction = self._open[name] = Transaction(name, owner)
+        self._unfinished[transaction] = None
         return name
 
     def _check(self, orphan: OpenTransaction) -> None:
         """Roll back a half message that no open transaction has: the broker asks for its end."""
         properties = orphan.message.properties
         first = properties.get(PROPERTY_TRANSACTION_PREPARED_QUEUE_OFFSET, "")
-        if not first.isdecimal() or int(first) not in self._connection.shared.halves:
+        if not first.isdecimal() or int(first) not in self._shared.halves:
             self._end_half(orphan.transaction_id, properties.get(PROPERTY_UNIQUE_KEY, ""), False)
 
     def half(self, message: Message) -> None:
@@ -149,7 +171,7 @@ class Transactions:
             key = message.properties[PROPERTY_UNIQUE_KEY]
             transaction.halves.append((transaction_id(outcome), key))
             transaction.offsets.append(outcome.queue_offset)
-            self._connection.shared.halves.add(outcome.queue_offset)
+            self._shared.halves.add(outcome.queue_offset)
         transaction.failure = transaction.failure or text
         if transaction.then is not None and not transaction.pending:
             then, transaction.then = transaction.then, None
@@ -191,13 +213,14 @@ class Transactions:
                 self._committed(transaction)
                 on_done("")
             elif error.code in UNSURE:
-                self._forget_halves(transaction)
+                self._finish(transaction)
                 self._connection.refuse(INTERNAL_ERROR, f"the outcome of a commit is not known: {error}")
             else:
                 self._roll_back(transaction)
                 on_done(f"nothing is committed: {error}")
 
         self._connection.settlements.flush()
+        transaction.is_committing = True
         try:
             acknowledged = [(*key, texts) for key, texts in handles.items()]
             self._host.commit_transactions(GROUP, transaction.halves, acknowledged, done)
@@ -206,17 +229,21 @@ class Transactions:
             on_done(f"nothing is committed: {of_error(error)[1]}")
 
     def _committed(self, transaction: Transaction) -> None:
-        self._forget_halves(transaction)
+        self._finish(transaction)
         for give in transaction.local:
             give()
         for received in transaction.received:
             received.end(True)
 
-    def _forget_halves(self, transaction: Transaction) -> None:
-        self._connection.shared.halves.difference_update(transaction.offsets)
+    def _finish(self, transaction: Transaction) -> None:
+        """Give back the places of a transaction that has ended."""
+        self._unfinished.pop(transaction, None)
+        self._shared.halves.difference_update(transaction.offsets)
+        self._shared.work.give(self._host.holders, transaction.work)
+        self._shared.kept.give(self._host.holders, transaction.kept)
 
     def _roll_back(self, transaction: Transaction) -> None:
-        self._forget_halves(transaction)
+        self._finish(transaction)
         for name, key in transaction.halves:
             self._end_half(name, key, False)
         handles: dict[tuple[str, str], list[str]] = {}
@@ -233,20 +260,30 @@ class Transactions:
         except EXPECTED as error:
             log.warning("the half message %s is not ended: %s", name, error)
 
-    def end(self) -> None:
-        """Roll back all open transactions."""
-        transactions, self._open = self._open, {}
-        for transaction in transactions.values():
-            if transaction.then is None:
-                self._roll_back(transaction)
-            else:
+    def end(self, owner: Coordinator) -> None:
+        """Roll back the open transactions of a coordinator's link that has ended. A transaction with half
+        messages on their way to the store is rolled back behind them."""
+        for transaction in [one for one in self._open.values() if one.owner is owner]:
+            del self._open[transaction.name]
+            if transaction.then is not None:
                 transaction.failure = transaction.failure or "the coordinator has ended"
+            elif transaction.pending:
+                transaction.then = partial(self._roll_back, transaction)
+            else:
+                self._roll_back(transaction)
 
     def forget(self) -> None:
-        """The connection has ended: the received messages are given back by the broker."""
-        for transaction in self._open.values():
+        """The connection has ended, and the broker reports no more outcomes to it. The broker gives back the
+        received messages, and asks for the end of half messages that are stored later, or whose commit is not
+        decided."""
+        self._open.clear()
+        for transaction in list(self._unfinished):
             transaction.received.clear()
-        self.end()
+            transaction.then = None
+            if transaction.is_committing:
+                self._finish(transaction)
+            else:
+                self._roll_back(transaction)
 
 
 class Coordinator(Link):
@@ -295,7 +332,7 @@ class Coordinator(Link):
         if body.descriptor in DECLARE:
             if fields and fields[0] is not None:
                 raise Refused(NOT_IMPLEMENTED, "distributed transactions are not possible")
-            self._answer(delivery, engine.DECLARED, fields=[transactions.declare()])
+            self._answer(delivery, engine.DECLARED, fields=[transactions.declare(self)])
         elif body.descriptor in DISCHARGE and fields and isinstance(fields[0], bytes):
             fails = len(fields) > 1 and fields[1] is True
             transactions.discharge(fields[0], fails, partial(self._discharged, delivery))
@@ -317,4 +354,4 @@ class Coordinator(Link):
 
     def on_end(self, *, is_closed: bool) -> None:
         """Same as `Link.on_end`."""
-        self.connection.transactions.end()
+        self.connection.transactions.end(self)

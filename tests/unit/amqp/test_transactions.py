@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import anyio
 import pytest
+from rmq_amqp import shared
+from rmq_amqp.shared import Shared
 from trio.testing import MockClock
 
 from rmq.message import MessageQueue
 from tests.unit.amqp.client import ACCEPTED, Consumer, proton
 from tests.unit.amqp.messages import REJECTED, bodies, client, cluster, text
-from tests.unit.amqp.transactional import TRANSACTIONAL, accept_within, coordinator, send_within
+from tests.unit.amqp.transactional import (
+    TRANSACTIONAL,
+    accept_within,
+    begin_discharge,
+    begin_within,
+    coordinator,
+    send_within,
+)
 
 
 async def empty(consumer: Consumer) -> None:
@@ -150,3 +161,119 @@ async def test_a_commit_is_refused_as_a_whole(autojump_clock: MockClock) -> None
         assert refused.remote.condition.name == "amqp:transaction:rollback"
         assert "nothing is committed" in refused.remote.condition.description
         await empty(await one.consumer(session, "Bills", "from bills"))
+
+
+async def test_a_coordinator_that_ends_leaves_the_transactions_of_another(autojump_clock: MockClock) -> None:
+    """Each transacted session of a JMS connection has its own coordinator."""
+    async with cluster() as running, client(running) as one:
+        first, second = await one.session(), await one.session()
+        ending, staying = await coordinator(one, first), await coordinator(one, second)
+        producer = await one.producer(second, "Orders")
+        lost, kept = await ending.declare(), await staying.declare()
+        await send_within(producer, lost, text("lost"))
+        await send_within(producer, kept, text("kept"))
+        first.close()
+        await one.until(lambda: first.state & proton.Endpoint.REMOTE_CLOSED)
+        assert (await staying.discharge(kept)).remote_state == ACCEPTED
+        assert (await staying.discharge(lost)).remote_state == REJECTED
+        consumer = await one.consumer(second, "Orders")
+        assert await bodies(consumer, 1) == ["kept"]
+        await empty(consumer)
+
+
+@pytest.fixture
+def both(monkeypatch: pytest.MonkeyPatch) -> list[Shared]:
+    """The shared state of each broker's door."""
+    made: list[Shared] = []
+    begin = Shared.__init__
+
+    def begun(one: Shared, **named: Any) -> None:
+        made.append(one)
+        begin(one, **named)
+
+    monkeypatch.setattr(Shared, "__init__", begun)
+    return made
+
+
+@pytest.mark.parametrize("ending", ["coordinator", "producer", "connection"])
+@pytest.mark.parametrize("discharges", [False, True])
+async def test_half_messages_that_wait_for_room_are_rolled_back(
+    autojump_clock: MockClock, both: list[Shared], ending: str, discharges: bool
+) -> None:
+    """A half message that was noted as open for ever was asked for by the broker, and never ended."""
+    async with cluster() as running, client(running, "two") as two:
+        other = await coordinator(two, await two.session())
+        relay = await two.producer(await two.session(), "Orders")
+        before = await other.declare()
+        await send_within(relay, before, text("before"))
+        await other.discharge(before)
+        async with client(running) as one, anyio.create_task_group() as tasks:
+            session = await one.session()
+            control = await coordinator(one, session)
+            producer = await one.producer(session, "Orders")
+            name = await control.declare()
+            await send_within(producer, name, text("early"))
+            running.disks["a"].capacity = 1
+            begin_within(producer, name, text("late" * 5_000))
+            await one.flush()
+            await anyio.sleep(1)
+            outcome = begin_discharge(control, name) if discharges else None
+            await one.flush()
+            await anyio.sleep(1)
+            if ending == "connection":
+                one.connection.close()
+            else:
+                (control.sender if ending == "coordinator" else producer).link.close()
+            await one.flush()
+            await anyio.sleep(1)
+            running.disks["a"].capacity = None
+            await anyio.sleep(5)
+            if ending == "producer":
+                refused = outcome or await control.discharge(name)
+                await one.until(lambda: refused.remote_state)
+                assert refused.remote_state == REJECTED
+                assert refused.remote.condition.name == "amqp:transaction:rollback"
+            tasks.cancel_scope.cancel()
+        for _ in range(5):  # the broker asks for the end of half messages
+            await anyio.sleep(60)
+            await two.session()  # the client is alive
+        assert await bodies(await two.consumer(await two.session(), "Orders"), 1) == ["before"]
+        await other.discharge(await other.declare())
+        assert (len(both[0].halves), both[0].work.used, both[0].kept.used) == (0, 0, 0)
+
+
+async def test_a_connection_that_ends_in_a_commit_leaves_nothing(
+    autojump_clock: MockClock, both: list[Shared]
+) -> None:
+    async with cluster() as running:
+        async with client(running) as one:
+            session = await one.session()
+            control = await coordinator(one, session)
+            name = await control.declare()
+            await send_within(await one.producer(session, "Orders"), name, text("m"))
+            begin_discharge(control, name)
+            one.connection.close()
+            await one.flush()
+            await anyio.sleep(5)
+        assert (len(both[0].halves), both[0].work.used) == (0, 0)
+
+
+async def test_messages_of_open_transactions_have_a_share(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shared, "WORK", 20)
+    async with cluster() as running, client(running, host="10.0.8.9") as one, client(running, "two") as two:
+        session, other = await one.session(), await two.session()
+        control, modest = await coordinator(one, session), await coordinator(two, other)
+        producer = await one.producer(session, "Orders")
+        states, names = [], [await control.declare() for _ in range(4)]
+        for name in names * 4:
+            states.append((await send_within(producer, name, text("m"))).remote_state)
+        assert states == [TRANSACTIONAL] * 10 + [REJECTED] * 6
+        name = await modest.declare()
+        theirs = await two.producer(other, "Orders")
+        assert (await send_within(theirs, name, text("m"))).remote_state == TRANSACTIONAL
+        for name in names:
+            await control.discharge(name, fails=True)
+        name = await control.declare()
+        assert (await send_within(producer, name, text("m"))).remote_state == TRANSACTIONAL

@@ -16,15 +16,24 @@ class Coordinator:
     """The coordinator's link of a client."""
 
     def __init__(self, one: Client, link: Any) -> None:
-        self._sender = Producer(one, link)
+        self.sender = Producer(one, link)
 
     async def declare(self) -> bytes:
-        outcome = await self._sender.send(Sections(VALUE, Described(ULong(0x31), [])))
+        outcome = await self.sender.send(Sections(VALUE, Described(ULong(0x31), [])))
         assert outcome.remote_state == DECLARED
         return bytes(outcome.remote.data[0])
 
     async def discharge(self, name: bytes, *, fails: bool = False) -> Any:
-        return await self._sender.send(Sections(VALUE, Described(ULong(0x32), [name, fails])))
+        return await self.sender.send(Sections(VALUE, Described(ULong(0x32), [name, fails])))
+
+
+def begin_discharge(control: Coordinator, name: bytes) -> Any:
+    """Ask for a commit, and wait for nothing."""
+    link = control.sender.link
+    delivery = link.delivery(link.delivery_tag())
+    link.stream(build(Sections(VALUE, Described(ULong(0x32), [name, False]))))
+    link.advance()
+    return delivery
 
 
 async def coordinator(one: Client, session: Any) -> Coordinator:
@@ -34,14 +43,20 @@ async def coordinator(one: Client, session: Any) -> Coordinator:
     return Coordinator(one, await one.attached(link))
 
 
-async def send_within(producer: Producer, name: bytes, message: Sections) -> Any:
+def begin_within(producer: Producer, name: bytes, message: Sections) -> Any:
+    """Send a message in a transaction, and wait for nothing."""
     link = producer.link
-    await producer.client.until(lambda: link.credit > 0)
     delivery = link.delivery(link.delivery_tag())
     delivery.local.data = [name]
     delivery.update(TRANSACTIONAL)
     link.stream(build(message))
     link.advance()
+    return delivery
+
+
+async def send_within(producer: Producer, name: bytes, message: Sections) -> Any:
+    await producer.client.until(lambda: producer.link.credit > 0)
+    delivery = begin_within(producer, name, message)
     await producer.client.until(lambda: delivery.remote_state)
     return delivery
 
