@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from rmq_amqp.choosing import Choice
     from rmq_amqp.connection import Connection
 
-UNSENT_BYTES = 1 << 20
 LOOKS_OF_A_TURN = 2_000
 """Messages that are read before other connections have their turn."""
 
@@ -50,8 +49,12 @@ class Browser(Link):
         looks = LOOKS_OF_A_TURN
         try:
             while not self.is_ended and engine.credit_of(self.pointer) > 0 and (self._found or self._left):
-                if engine.unsent(self.pointer) > UNSENT_BYTES or looks <= 0:
+                if self.connection.is_behind(self):
                     self.connection.pause(self)
+                    self.connection.wake()
+                    return
+                if looks <= 0:
+                    self.connection.give_way(self)
                     return
                 if self._found:
                     self._send(self._found.popleft())
@@ -81,4 +84,5 @@ class Browser(Link):
     def _send(self, message: StoredMessage) -> None:
         data = encoded(message, 1, self._address, 0, self._host.now_ms())
         self._tags += 1
+        self.connection.count_sent(len(data))
         engine.send(self.pointer, self._tags.to_bytes(8, "big"), data, is_settled=True)

@@ -19,6 +19,7 @@ from rmq_amqp.conditions import (
     FORCED,
     INTERNAL_ERROR,
     INVALID_FIELD,
+    NOT_ALLOWED,
     REDIRECT,
     RESOURCE_LIMIT,
     Refused,
@@ -54,6 +55,10 @@ TURN_SECONDS: Final = 0.02
 """Seconds of handling after which a peer is read from in smaller parts, so that others have their turn."""
 WAITING_BYTES: Final = 4 << 20
 """Bytes of messages that wait for room in the store, past which the connection is not read from."""
+UNSENT_BYTES: Final = 1 << 20
+"""Bytes of a session that wait to be sent, past which its links get no more."""
+UNSENT_MAX: Final = 8 << 20
+"""Bytes of all sessions of a connection that wait to be sent, past which its links get no more."""
 PARTIAL_BYTES: Final = 64 << 20
 """Bytes of incomplete messages past which the connection is ended."""
 
@@ -85,9 +90,12 @@ class Connection:
         self.transactions = Transactions(self)
         self._links: dict[Any, Link] = {}
         self._joined: dict[str, int] = {}
+        self._sessions: set[Any] = set()
+        self._closing: set[Any] = set()  # links that this side has ended, and the peer has not
         self._paused: dict[Link, None] = {}
         self._temporaries: dict[str, Temporary] = {}
-        self._waiting_bytes = self._partial_bytes = 0
+        self._waiting_bytes = self._partial_bytes = self._unsent = 0
+        self._behind_since = math.inf
         self._parts: dict[Link, tuple[float, int]] = {}  # of messages: since when, and how many bytes
         self._room = anyio.Event()
         self._changed = anyio.Event()
@@ -118,6 +126,7 @@ class Connection:
                             break
                         if self._waiting_bytes > WAITING_BYTES:
                             self._room = anyio.Event()
+                            self._engine.expect_bytes(False)  # of a peer that is not read from
                             await self._room.wait()
                 except Exception as error:
                     failure = error
@@ -151,9 +160,23 @@ class Connection:
             self.host.soon(self.flush)
 
     def pause(self, link: Link) -> None:
-        """Resume a link after the peer has taken the sent bytes."""
+        """Resume a link after the peer has taken bytes: when some are sent again."""
+        self._paused[link] = None
+
+    def give_way(self, link: Link) -> None:
+        """Resume a link after other connections have had their turn."""
         self._paused[link] = None
         self._changed.set()
+
+    def is_behind(self, link: Link) -> bool:
+        """True if so much waits to be sent that a link gets no more."""
+        if self._unsent > UNSENT_MAX:
+            self._count_unsent()
+        return self._unsent > UNSENT_MAX or engine.unsent(link.pointer) > UNSENT_BYTES
+
+    def count_sent(self, size: int) -> None:
+        """Count bytes of a message that the engine has to send."""
+        self._unsent += size
 
     def count(self, waiting: int) -> None:
         """Count bytes that wait for room in the store; fewer by a negative number."""
@@ -177,7 +200,8 @@ class Connection:
 
     def _hold(self) -> None:
         since = next((since for since, _ in self._parts.values()), math.inf)
-        self.stream.hold(self._waiting_bytes + self._partial_bytes, since)
+        unsent = 0 if self._behind_since == math.inf else self._unsent
+        self.stream.hold(self._waiting_bytes + self._partial_bytes + unsent, min(since, self._behind_since))
 
     def flush(self) -> None:
         """Send the bytes for the peer; while it takes none they stay in the engine."""
@@ -189,8 +213,24 @@ class Connection:
         data = self._engine.output()
         if data:
             self.stream.send(data)
+            if self._paused:
+                self._changed.set()
+        if self._unsent > UNSENT_BYTES:
+            self._count_unsent()
         if self._engine.is_done:
             self._end(self._engine.error or "closed by the peer")
+
+    def _count_unsent(self) -> None:
+        """Count the bytes that wait for the windows of the peer's sessions; hold them in the broker's memory
+        budget if they are many."""
+        self._unsent = sum(map(engine.unsent_of, self._sessions))
+        if self._unsent > UNSENT_BYTES:
+            self._behind_since = min(self._behind_since, self._clock())
+        elif self._behind_since == math.inf:
+            return
+        else:
+            self._behind_since = math.inf
+        self._hold()
 
     # ---- bytes ----
 
@@ -241,6 +281,7 @@ class Connection:
         elif kind in (engine.LINK_CLOSE, engine.LINK_DETACH):
             self._detached(pointer, is_closed=kind == engine.LINK_CLOSE)
         elif kind == engine.SESSION_OPEN:
+            self._sessions.add(pointer)
             session = engine.session_of(pointer)
             session.incoming_capacity = SESSION_BYTES
             session.open()
@@ -269,6 +310,9 @@ class Connection:
         return True
 
     def _opened(self) -> None:
+        if self._has_opened:
+            self.refuse(NOT_ALLOWED, "the connection was opened before")
+            return
         connection = self._engine.connection
         self.container = connection.remote_container or ""
         capabilities = [engine.symbol(name) for name in CAPABILITIES]
@@ -357,25 +401,36 @@ class Connection:
     def _attached(self, pointer: Any) -> None:
         proton_link = engine.link_of(pointer)
         if len(self._links) >= LINKS_MAX:
-            engine.refuse_link(
-                proton_link, RESOURCE_LIMIT, f"a connection has at most {LINKS_MAX} links; close some first"
-            )
+            text = f"a connection has at most {LINKS_MAX} links; close some first"
+            self._refuse_link(proton_link, RESOURCE_LIMIT, text)
             return
         links, holders = self.shared.links, self.host.holders
         if reason := links.full(holders):
-            engine.refuse_link(proton_link, RESOURCE_LIMIT, f"of the links {reason}; close some first")
+            self._refuse_link(proton_link, RESOURCE_LIMIT, f"of the links {reason}; close some first")
             return
         try:
             link = attach(self, proton_link)
         except EXPECTED as error:
-            engine.refuse_link(proton_link, *of_error(error))
+            self._refuse_link(proton_link, *of_error(error))
             return
         self._links[pointer] = link
         links.add(holders)
         proton_link.open()
         link.on_open()
 
+    def _refuse_link(self, proton_link: Any, condition: str, text: str) -> None:
+        engine.refuse_link(proton_link, condition, text)
+        self._note_closing(proton_link._impl)
+
+    def _note_closing(self, pointer: Any) -> None:
+        """Note a link that this side has ended: the engine keeps it until the peer ends it, too."""
+        self._closing.add(pointer)
+        if len(self._closing) > LINKS_MAX:
+            text = f"the peer has left {len(self._closing)} ended links open; at most {LINKS_MAX} are allowed"
+            self.refuse(RESOURCE_LIMIT, text)
+
     def _detached(self, pointer: Any, *, is_closed: bool) -> None:
+        self._closing.discard(pointer)
         link = self._links.get(pointer)
         if link is not None:
             self._drop(link, is_closed=is_closed)
@@ -391,6 +446,7 @@ class Connection:
         if not link.is_ended:
             self._drop(link, is_closed=False)
             engine.end_link(link.link, condition, text)
+            self._note_closing(link.pointer)
             self.wake()
 
     def _drop(self, link: Link, *, is_closed: bool) -> None:
@@ -405,6 +461,9 @@ class Connection:
         for link in list(self._links.values()):
             if link.link.session == session:
                 self._drop(link, is_closed=False)
+        for ended in [one for one in self._closing if engine.session_behind(one) == pointer]:
+            self._closing.discard(ended)
+        self._sessions.discard(pointer)
         session.close()
         session.free()
 

@@ -18,6 +18,7 @@ from rmq_amqp.transactions import Received
 
 if TYPE_CHECKING:
     from rmq_amqp.connection import Connection
+    from rmq_amqp.settlements import OnSettled
     from rmq_amqp.subscriptions import Subscription
 
 log = logging.getLogger("rmq.amqp")
@@ -26,8 +27,8 @@ LEASE_MS: Final = 7 * 86_400_000
 """Time without a settlement after which a message is redelivered."""
 TAKE_MAX: Final = 32
 WAIT_SECONDS: Final = 20.0
-UNSENT_BYTES: Final = 1 << 20
-"""Bytes of a session that wait to be sent, past which its links get no more."""
+TAKES_OF_A_TURN: Final = 64
+"""Takes after which other connections have their turn: a selector may refuse most of many messages."""
 UNSETTLED_MAX: Final = 10_000
 SETTLED: Final = 1
 """The mode of a peer that settles nothing: each message is acknowledged when it is sent."""
@@ -55,6 +56,7 @@ class Consumer(Link):
         self._out: dict[Any, Out] = {}
         self._end_wait: Callable[[], None] | None = None
         self._wait_for = 0
+        self._is_full = False
 
     # ---- messages for the peer ----
 
@@ -96,14 +98,20 @@ class Consumer(Link):
             if 0 < self._wait_for <= self._room() and not engine.is_draining(self.pointer):
                 return
             self._stop_waiting()
+        takes = TAKES_OF_A_TURN
         while room := self._room():
-            if engine.unsent(self.pointer) > UNSENT_BYTES:
+            if self.connection.is_behind(self):
                 self.connection.pause(self)
                 return
+            if not takes:
+                self.connection.give_way(self)
+                return
+            takes -= 1
             taken = self._host.take(self._request(room))
             if not taken:
                 break
             self._send_all(taken)
+        self._is_full = len(self._out) >= UNSETTLED_MAX
         if engine.is_draining(self.pointer):
             engine.drained(self.pointer)
             self.connection.wake()
@@ -145,6 +153,7 @@ class Consumer(Link):
         self._tags += 1
         tag = self._tags.to_bytes(8, "big")
         delivery = engine.send(self.pointer, tag, data, is_settled=self._is_settled)
+        self.connection.count_sent(len(data))
         if self._is_settled:
             self.connection.settlements.accept(self._group, self._topic, one.handle)
         else:
@@ -203,12 +212,12 @@ class Consumer(Link):
         transaction.received.append(Received(self._group, self._topic, out.handle, end))
         if is_settled:
             engine.settle(delivery)
-            self._settled()
+        self._settled()
 
-    def _answer(self, delivery: Any) -> Callable[[ResponseError | None], None]:
+    def _answer(self, delivery: Any) -> OnSettled:
         """The function that settles a delivery when its acknowledgement is kept."""
 
-        def done(error: ResponseError | None) -> None:
+        def done(error: Exception | None) -> None:
             if not self.is_ended:
                 if error is None:
                     engine.update(delivery, engine.ACCEPTED)
@@ -219,7 +228,8 @@ class Consumer(Link):
         return done
 
     def _settled(self) -> None:
-        if len(self._out) == UNSETTLED_MAX - 1:
+        if self._is_full:
+            self._is_full = False
             self._pull()
 
     # ---- the end ----

@@ -57,10 +57,18 @@ class Engine:
         self._collector = proton.Collector()
         self.connection.collect(self._collector)
         self._transport.bind(self.connection)
-        self._has_failed = False
+        self._idle_seconds = idle_seconds
+        self._has_failed = self._is_deaf = False
+
+    def expect_bytes(self, expects: bool) -> None:
+        """Let a silent peer be none that has ended, until bytes are fed again: it is not read from."""
+        if self._is_deaf is expects:
+            self._is_deaf = not expects
+            self._transport.idle_timeout = self._idle_seconds if expects else 0
 
     def feed(self, data: bytes) -> None:
         """Take bytes of the peer."""
+        self.expect_bytes(True)
         at = 0
         while at < len(data) and not self._has_failed:
             room = self._transport.capacity()
@@ -246,6 +254,7 @@ def fields_of(data: Any) -> Any:
 
 
 link_behind = cproton.pn_delivery_link
+session_behind = cproton.pn_link_session
 is_partial = cproton.pn_delivery_partial
 is_aborted = cproton.pn_delivery_aborted
 is_readable = cproton.pn_delivery_readable
@@ -332,3 +341,8 @@ def send(link: Any, tag: bytes, data: bytes, *, is_settled: bool) -> Any:
 def unsent(link: Any) -> int:
     """Bytes of the link's session that wait to be sent."""
     return int(cproton.pn_session_outgoing_bytes(cproton.pn_link_session(link)))
+
+
+def unsent_of(session: Any) -> int:
+    """Bytes of a session that wait to be sent."""
+    return int(cproton.pn_session_outgoing_bytes(session))

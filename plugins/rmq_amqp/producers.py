@@ -224,12 +224,23 @@ class Producer(Link):
                     self._is_retrying = True
                     self._host.defer(RETRY_SECONDS, self._retry)
                     return
-                self._answer_to(delivery, message, error)
+                self._refuse_first(error)
             except EXPECTED as error:
-                self._answer_to(delivery, message, error)
-            self._waiting.popleft()
-            self.connection.count(-len(message.body) - FIXED_BYTES)
+                self._refuse_first(error)
+            else:
+                self._take_first()
         self.connection.wake()
+
+    def _take_first(self) -> tuple[Any, Message]:
+        """Take the first message that waits."""
+        delivery, message = self._waiting.popleft()
+        self.connection.count(-len(message.body) - FIXED_BYTES)
+        return delivery, message
+
+    def _refuse_first(self, error: Exception) -> None:
+        """Refuse the first message that waits: the last refusal gives the peer credit again."""
+        delivery, message = self._take_first()
+        self._answer_to(delivery, message, error)
 
     def _stored(self, delivery: Any, message: Message, outcome: Appended) -> None:
         error = outcome.error

@@ -212,7 +212,12 @@ class _Parser:
             return lambda lookup: text
         if kind == "number":
             self._at += 1
-            number = _number(word)
+            try:
+                number = _number(word)
+            except ValueError:  # an int of thousands of digits
+                raise InvalidSelector(
+                    f"selector {self._text!r:.200}: the number {word:.20}... is too long"
+                ) from None
             return lambda lookup: number
         if kind == "name":
             self._at += 1

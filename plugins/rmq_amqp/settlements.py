@@ -18,7 +18,7 @@ log = logging.getLogger("rmq.amqp")
 HANDLES_MAX: Final = 1_000
 """Handles of one request."""
 
-OnSettled = Callable[["ResponseError | None"], None]
+OnSettled = Callable[["Exception | None"], None]
 """Called when an acknowledgement is as safe as the broker's settings require, or with its refusal."""
 
 
@@ -49,6 +49,10 @@ class Settlements:
                 except EXPECTED as error:
                     # The messages are redelivered when their connection ends.
                     log.warning("%d messages of %s are not acknowledged: %s", len(part), topic, error)
+                    for _, on_done in part:
+                        if on_done is not None:
+                            on_done(error)
+                    self._wake()
 
     def _done(
         self,

@@ -74,17 +74,21 @@ class Line:
 
     def put(self, one: Waiting) -> None:
         """Put a new message at the end. Raises Refused without room."""
-        if len(self.messages) >= MESSAGES_MAX or self.size + one.size > BYTES_MAX:
-            raise Refused(
-                RESOURCE_LIMIT, "a temporary queue or topic is full: its consumer must take messages first"
-            )
-        if reason := self._shares.full(self._holders, one.size + FIXED_BYTES):
-            raise Refused(RESOURCE_LIMIT, f"of the bytes of temporary queues and topics {reason}")
+        self.check(one)
         self._count(one.size + FIXED_BYTES)
         self.messages[one] = None
         self.size += one.size
         for view in self.views:
             view.put(one)
+
+    def check(self, one: Waiting, before: int = 0) -> None:
+        """Raise Refused without room for a message, behind `before` bytes for other lines."""
+        if len(self.messages) >= MESSAGES_MAX or self.size + one.size > BYTES_MAX:
+            raise Refused(
+                RESOURCE_LIMIT, "a temporary queue or topic is full: its consumer must take messages first"
+            )
+        if reason := self._shares.full(self._holders, before + one.size + FIXED_BYTES):
+            raise Refused(RESOURCE_LIMIT, f"of the bytes of temporary queues and topics {reason}")
 
     def _count(self, size: int) -> None:
         if not self._is_over:
@@ -155,10 +159,15 @@ class Temporary:
         producer."""
         now_ms = self.owner.host.now_ms()
         if self.kind == TOPIC:
-            for consumer in list(self.consumers):
+            # Each consumer gets the message, or none: its producer may send it again.
+            wanted: list[tuple[Line, Waiting]] = []
+            for consumer in self.consumers:
                 one = Waiting(message, size, client, now_ms)
                 if consumer.wants(one):
-                    consumer.line.put(one)
+                    consumer.line.check(one, len(wanted) * (size + FIXED_BYTES))
+                    wanted.append((consumer.line, one))
+            for line, one in wanted:
+                line.put(one)
         else:
             self.line.put(Waiting(message, size, client, now_ms))
         self.pump()
@@ -206,23 +215,23 @@ class TemporaryConsumer(Link):
 
     def on_flow(self) -> None:
         """Same as `Link.on_flow`."""
-        self.pump()
-        if not self.is_ended and engine.is_draining(self.pointer):
+        if self.pump() and not self.is_ended and engine.is_draining(self.pointer):
             engine.drained(self.pointer)
             self.connection.wake()
 
     def resume(self) -> None:
         """Same as `Link.resume`."""
-        self.pump()
+        self.on_flow()
 
-    def pump(self) -> None:
-        """Send messages as long as the peer has credit."""
+    def pump(self) -> bool:
+        """Send messages as long as the peer has credit; False if the rest waits for the peer."""
         waiting = self.line.messages if self._view is None else self._view.messages
         while not self.is_ended and waiting and engine.credit_of(self.pointer) > 0:
-            if engine.unsent(self.pointer) > BYTES_MAX // 32:
+            if self.connection.is_behind(self):
                 self.connection.pause(self)
-                return
+                return False
             self._send(self.line.pop(self._view))
+        return True
 
     def _send(self, one: Waiting) -> None:
         annotations = one.message.annotations | {
@@ -236,7 +245,9 @@ class TemporaryConsumer(Link):
         )
         self._tags += 1
         tag = self._tags.to_bytes(8, "big")
-        delivery = engine.send(self.pointer, tag, build(message), is_settled=self._is_settled)
+        data = build(message)
+        delivery = engine.send(self.pointer, tag, data, is_settled=self._is_settled)
+        self.connection.count_sent(len(data))
         if self._is_settled:
             self.line.done(one)
         else:

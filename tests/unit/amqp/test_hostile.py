@@ -200,7 +200,8 @@ def feed(chunks: list[bytes], opening: bytes = OPENING) -> bytes:
         rig.broker.steps.deadlines(rig.seconds)
     assert found == []
     assert (both.links.used, both.kept.used, len(both.halves)) == (0, 0, 0)
-    assert both.temporaries == {}
+    assert (both.temporaries, both._soles, both._used, both._owners) == ({}, {}, {}, {})
+    assert both.work.used == 0
     assert rig.broker.deliveries.polls.waiting(("Orders", "Orders")) == 0
     return stream.said
 
@@ -238,6 +239,7 @@ def filtered(value: object) -> bytes:
     [
         (attached(described(0x28, None), name=None, role=True), b"amqp:invalid-field"),
         (filtered([Symbol("jms-selector")]), b"amqp:invalid-field"),
+        (filtered({Symbol("jms-selector"): "n = " + "9" * 5_000}), b"amqp:invalid-field"),
         (filtered(nested(1_000, LIST)), b"amqp:decode-error"),
         (filtered({Symbol("jms-selector"): nested(1_000, ARRAY)}), b"amqp:decode-error"),
         (attached() + transferred(described(0x34, nested(1_000, LIST))), b"amqp:decode-error"),
@@ -261,6 +263,34 @@ def test_a_peer_that_opens_with_odd_capabilities_is_refused() -> None:
     odd = [None, None, None, None, nested(1_000, LIST)]
     opening = frame(0, 0x10, ["peer", "broker", UInt(16_384), values.UShort(100), *odd])
     assert b"amqp:decode-error" in feed([], LOGIN + opening)
+
+
+def test_a_second_opening_is_refused_and_claims_no_client_id() -> None:
+    sole = [None] * 4 + [Symbol("sole-connection-for-container")]
+    openings = [
+        frame(0, 0x10, [container, "broker", UInt(16_384), values.UShort(100), *sole])
+        for container in ("one", "two")
+    ]
+    assert b"amqp:not-allowed" in feed(openings, LOGIN)
+
+
+def test_links_that_a_peer_leaves_open_behind_their_end_end_its_connection(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The engine keeps an ended link until the peer ends it, too: such links had no bound."""
+    monkeypatch.setattr(connection, "LINKS_MAX", 50)
+
+    def refused(number: int, *ended: object) -> bytes:
+        fields = [f"a{number}", UInt(number), True, UByte(2), UByte(0), described(0x28, None), TARGET]
+        attach = frame(0, 0x12, [*fields, None, None, UInt(0)])
+        return attach + b"".join(frame(0, code, [UInt(number), True]) for code in ended)  # type: ignore[arg-type]
+
+    assert b"resource-limit" not in feed([BEGIN, *(refused(number, 0x16) for number in range(200))])
+    assert b"resource-limit" not in feed([BEGIN, *(refused(number) for number in range(50))])
+    assert b"ended links open" in feed([BEGIN, *(refused(number) for number in range(51))])
+    ends = frame(0, 0x17, [])
+    some = [BEGIN, *(refused(number) for number in range(40)), ends]
+    assert b"resource-limit" not in feed(some * 4)
 
 
 def test_a_message_to_the_coordinator_is_short() -> None:
