@@ -150,7 +150,8 @@ def _run(command: list[str], status: int | None = 0) -> str:
 @contextmanager
 def engine() -> Iterator[Engine]:
     """An engine; its containers, images and folder are gone afterwards."""
-    folder = pathlib.Path(tempfile.mkdtemp(prefix="rmq-image-"))  # short, for the names of sockets
+    # podman takes at most 50 characters, which a folder for temporary files in a project's folder may exceed.
+    folder = pathlib.Path(tempfile.mkdtemp(prefix="rmq-image-", dir="/tmp"))
     made = Engine(folder)
     made.configure()
     try:
