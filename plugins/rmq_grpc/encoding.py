@@ -18,7 +18,6 @@ from google.protobuf.descriptor import FieldDescriptor
 from rmq.message import (
     PROPERTY_DELAY_LEVEL,
     PROPERTY_KEYS,
-    PROPERTY_PRODUCER_GROUP,
     PROPERTY_TAGS,
     PROPERTY_TRANSACTION_PREPARED,
     PROPERTY_UNIQUE_KEY,
@@ -39,6 +38,7 @@ from rmq_grpc.statuses import status
 
 if TYPE_CHECKING:
     from rmq.gateway import Sent
+    from rmq.plugin import TakenMessage
 
 _ONE_BYTE: Final = tuple(bytes((number,)) for number in range(128))
 _VARINT, _SIZED = 0, 2
@@ -114,8 +114,12 @@ def _host(key: bytes, host: str) -> bytes:
 
 
 @lru_cache(KNOWN)
-def _invisible(ms: int) -> bytes:
-    return _time(_OF_SYSTEM["invisible_duration"], ms)
+def _delivery(queue_id: int, attempt: int, invisible_ms: int | None) -> bytes:
+    """The fields of a delivery that many messages share. Without a handle there is no invisible time."""
+    data = _QUEUE + varint(queue_id) if queue_id else b""
+    if invisible_ms is not None:
+        data += _time(_OF_SYSTEM["invisible_duration"], invisible_ms)
+    return data + _ATTEMPT + varint(attempt)
 
 
 def _digest_head() -> bytes:
@@ -147,83 +151,88 @@ def encode(message: StoredMessage, *, handle: str = "", attempt: int = 1, invisi
     return _head(message, handle, attempt, invisible_ms) + message.body
 
 
-def received(message: StoredMessage, handle: str, attempt: int, invisible_ms: int) -> bytes:
-    """A `ReceiveMessageResponse` with a stored message. Its invisible time comes with a handle only."""
-    head, body = _head(message, handle, attempt, invisible_ms), message.body
-    return b"".join((_RECEIVED, varint(len(head) + len(body)), head, body))
+def received(found: Iterable[TakenMessage], invisible_ms: int) -> list[bytes]:
+    """A `ReceiveMessageResponse` for each message that was taken."""
+    made = []
+    for one in found:
+        head, body = _head(one.message, one.handle, one.attempt, invisible_ms), one.message.body
+        made.append(b"".join((_RECEIVED, varint(len(head) + len(body)), head, body)))
+    return made
 
 
 def _head(message: StoredMessage, handle: str, attempt: int, invisible_ms: int) -> bytes:
     """All of a message but the bytes of its body, which come last."""
     properties, body = message.properties, message.body
     get = properties.get
-    digest = hashlib.md5(body, usedforsecurity=False).hexdigest().upper().encode()
-    system = [_text(_TAG, tags)] if (tags := get(PROPERTY_TAGS)) else []
-    if keys := get(PROPERTY_KEYS):
-        system += [_text(_KEYS, key) for key in keys.split()]
-    system += (
-        _text(_ID, get(PROPERTY_UNIQUE_KEY) or message.message_id),
-        _DIGEST,
-        digest,
-        _KINDS[_kind(properties)],
-        _time(_BORN, number_of(get(PROPERTY_BORN_TIMESTAMP)) or message.born_timestamp),
-        _host(_BORN_HOST, get(PROPERTY_BORN_HOST) or message.born_host),
-        _time(_STORED, message.store_timestamp),
-        _host(_STORE_HOST, message.store_host),
-    )
-    if deliver_ms := number_of(get(PROPERTY_DELIVER_MS)):
-        system.append(_time(_OF_SYSTEM["delivery_timestamp"], deliver_ms))
-    if handle:
-        system.append(_text(_HANDLE, handle))
-    if message.queue_id:
-        system.append(_QUEUE + varint(message.queue_id))
-    system.append(_OFFSET + varint(message.queue_offset))
-    if handle:
-        system.append(_invisible(invisible_ms))
-    system.append(_ATTEMPT + varint(attempt))
+    kind, rest = "NORMAL", b""
     parts = [_topic(message.topic)]
-    for name in properties.keys() - _USUAL:
-        if name in _RARE:
-            system += _rare(name, properties)
-        elif name not in SYSTEM_PROPERTIES:
-            parts.append(_bytes(_PROPERTY, _text(_NAME, name) + _text(_VALUE, properties[name])))
-    made = b"".join(system)
+    for name, value in properties.items():
+        if name in _SILENT:
+            continue
+        if name in _SPECIAL:
+            kind = _kind(properties)
+            rest += _special(name, value, properties)
+        else:
+            entry = _text(_NAME, name) + _text(_VALUE, value)
+            parts += (_PROPERTY, varint(len(entry)), entry)
+    if tags := get(PROPERTY_TAGS):
+        rest += _text(_TAG, tags)
+    for key in get(PROPERTY_KEYS, "").split():
+        rest += _text(_KEYS, key)
+    if handle:
+        rest += _text(_HANDLE, handle)
+    made = b"".join(
+        (
+            rest,
+            _text(_ID, get(PROPERTY_UNIQUE_KEY) or message.message_id),
+            _DIGEST,
+            hashlib.md5(body, usedforsecurity=False).hexdigest().upper().encode(),
+            _KINDS[kind],
+            _time(_BORN, number_of(get(PROPERTY_BORN_TIMESTAMP)) or message.born_timestamp),
+            _host(_BORN_HOST, get(PROPERTY_BORN_HOST) or message.born_host),
+            _time(_STORED, message.store_timestamp),
+            _host(_STORE_HOST, message.store_host),
+            _OFFSET,
+            varint(message.queue_offset),
+            _delivery(message.queue_id, attempt, invisible_ms if handle else None),
+        )
+    )
     parts += (_SYSTEM, varint(len(made)), made)
     if body:
         parts += (_BODY, varint(len(body)))
     return b"".join(parts)
 
 
-_USUAL: Final = frozenset(
+_SPECIAL: Final = frozenset(
     {
-        PROPERTY_TAGS,
-        PROPERTY_KEYS,
-        PROPERTY_UNIQUE_KEY,
-        PROPERTY_BORN_TIMESTAMP,
-        PROPERTY_BORN_HOST,
-        PROPERTY_PRODUCER_GROUP,
+        PROPERTY_SHARDING_KEY,
+        PROPERTY_TRACE_CONTEXT,
+        PROPERTY_DEAD_LETTER_TOPIC,
+        PROPERTY_DELAY_LEVEL,
+        PROPERTY_DELAY_SEC,
+        PROPERTY_DELIVER_MS,
+        PROPERTY_TRANSACTION_PREPARED,
     }
 )
-"""Properties of most messages that are no application's."""
-_RARE: Final = frozenset({PROPERTY_SHARDING_KEY, PROPERTY_TRACE_CONTEXT, PROPERTY_DEAD_LETTER_TOPIC})
-"""Properties whose fields come last."""
+"""Properties that tell the type of a message, or have a field in few messages."""
+_SILENT: Final = SYSTEM_PROPERTIES - _SPECIAL
 
 
-def _rare(name: str, properties: dict[str, str]) -> Iterable[bytes]:
-    """The fields behind the others that a property of the system makes."""
-    value = properties[name]
-    if not value:
-        return
-    if name == PROPERTY_SHARDING_KEY:
-        yield _text(_GROUP, value)
-    elif name == PROPERTY_TRACE_CONTEXT:
-        yield _text(_OF_SYSTEM["trace_context"], value)
-    elif name == PROPERTY_DEAD_LETTER_TOPIC:
+def _special(name: str, value: str, properties: dict[str, str]) -> bytes:
+    """The field of a property that few messages have."""
+    if name == PROPERTY_DELIVER_MS and (deliver_ms := number_of(value)):
+        return _time(_OF_SYSTEM["delivery_timestamp"], deliver_ms)
+    if name == PROPERTY_SHARDING_KEY and value:
+        return _text(_GROUP, value)
+    if name == PROPERTY_TRACE_CONTEXT and value:
+        return _text(_OF_SYSTEM["trace_context"], value)
+    if name == PROPERTY_DEAD_LETTER_TOPIC and value:
         place = _keys("DeadLetterQueue")
         data = _text(place["topic"], value)
         if origin_id := properties.get(PROPERTY_DEAD_LETTER_ID):
             data += _text(place["message_id"], origin_id)
-        yield _bytes(_OF_SYSTEM["dead_letter_queue"], data)
+        return _bytes(_OF_SYSTEM["dead_letter_queue"], data)
+    return b""
 
 
 def to_client(message: StoredMessage) -> Any:

@@ -72,7 +72,7 @@ GROUP_BYTES: Final = 64
 DELAY_MS: Final = 24 * 3600 * 1000
 RECOVERY_SECONDS: Final = 3_600
 KNOWN_NAMES: Final = 1_024
-"""Number of checked names of topics that are kept."""
+"""Number of checked names that are kept, of topics and of groups."""
 SYSTEM_GROUP_PREFIX: Final = "CID_RMQ_SYS_"
 
 
@@ -93,9 +93,9 @@ def topic_of(resource: Any) -> str:
     return checked_topic(resource.name)
 
 
-def group_of(resource: Any) -> str:
+@lru_cache(KNOWN_NAMES)
+def checked_group(name: str) -> str:
     """The name of a consumer group. Raises Refused for one that applications may not use."""
-    name: str = resource.name
     try:
         validate_group(name)
     except (InvalidName, InvalidType) as error:
@@ -103,6 +103,11 @@ def group_of(resource: Any) -> str:
     if name.startswith(SYSTEM_GROUP_PREFIX):
         raise Refused("ILLEGAL_CONSUMER_GROUP", f"{name} is a group of the system")
     return name
+
+
+def group_of(resource: Any) -> str:
+    """The name of a consumer group. Raises Refused for one that applications may not use."""
+    return checked_group(resource.name)
 
 
 def has_control(text: str) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Sequence
-from functools import partial
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, Final
 
 import anyio
@@ -38,34 +38,27 @@ RENEW_SECONDS: Final = 20.0
 RENEWED_SECONDS: Final = 3 * 3600.0
 """Longest time for which the leases of a message are renewed."""
 LEASES_MAX: Final = 100_000
+KNOWN_REQUESTS: Final = 256
+"""Number of different requests that are kept."""
 
-FilterType: Final = schema.enum("FilterType")
+_SQL: Final = schema.enum("FilterType")["SQL"]
 _GOOD: Final = schema.message("ReceiveMessageResponse")(status=status()).SerializeToString()
 
 
 def receive(session: Session, call: Call, request: Any, client: Client) -> None:
     """Take messages of a topic, or wait for them."""
-    topic, group = topic_of(request.message_queue.topic), group_of(request.group)
+    queue = request.message_queue
+    topic, group = topic_of(queue.topic), group_of(request.group)
     seconds = _poll_seconds(call, request, session.clock())
-    invisible_ms = LEASE_MS
-    if not request.auto_renew:
-        invisible_ms = ms_of(request.invisible_duration)
-        if not RECEIVE_MS[0] <= invisible_ms <= RECEIVE_MS[1]:
-            least, most = RECEIVE_MS
-            text = f"a message is invisible for {least} to {most} ms, not for {invisible_ms}"
-            raise Refused("ILLEGAL_INVISIBLE_TIME", text)
-    expression = request.filter_expression
-    is_sql = expression.type == FilterType["SQL"]
-    if not is_sql and any(not tag.strip() for tag in expression.expression.split("||")[1:]):
-        raise Refused("ILLEGAL_FILTER_EXPRESSION", f"{expression.expression!r} has an empty tag")
+    renews, expression, broker = request.auto_renew, request.filter_expression, queue.broker.name
     # As in RocketMQ's proxy the queue of the request names the broker only: any of its queues will do.
-    take = TakeRequest(
+    take = _take_request(
         group,
         topic,
-        max_msg_nums=max(1, min(request.batch_size, BATCH_MAX)),
-        invisible_ms=invisible_ms,
-        subscription=expression.expression or "*",
-        expression_type="SQL92" if is_sql else None,
+        request.batch_size,
+        None if renews else ms_of(request.invisible_duration),
+        expression.expression,
+        expression.type == _SQL,
     )
 
     def taken(found: Sequence[TakenMessage] | Exception) -> None:
@@ -74,18 +67,37 @@ def receive(session: Session, call: Call, request: Any, client: Client) -> None:
         elif call.is_over:
             client.gateway.release(group, topic, [one.handle for one in found])
         else:
-            _deliver(session, call, client, take, found, renews=request.auto_renew)
+            _deliver(session, call, client, take, found, renews=renews)
 
     def go_on(parts: Sequence[TopicAtBroker] | Exception) -> None:
         if isinstance(parts, Exception):
             raise parts
-        broker = request.message_queue.broker.name
-        if broker not in [one.broker_name for one in parts]:
-            broker = ""
         if not call.is_over:
-            call.on_cancel = client.gateway.receive(broker, take, taken, seconds)
+            known = broker in [one.broker_name for one in parts]
+            call.on_cancel = client.gateway.receive(broker if known else "", take, taken, seconds)
 
     client.gateway.topic(topic, session.guarded(call, go_on))
+
+
+@lru_cache(KNOWN_REQUESTS)
+def _take_request(
+    group: str, topic: str, count: int, invisible_ms: int | None, expression: str, is_sql: bool
+) -> TakeRequest:
+    """The request to the broker; without an invisible time the server renews the leases. Raises Refused."""
+    if invisible_ms is not None and not RECEIVE_MS[0] <= invisible_ms <= RECEIVE_MS[1]:
+        least, most = RECEIVE_MS
+        text = f"a message is invisible for {least} to {most} ms, not for {invisible_ms}"
+        raise Refused("ILLEGAL_INVISIBLE_TIME", text)
+    if not is_sql and any(not tag.strip() for tag in expression.split("||")[1:]):
+        raise Refused("ILLEGAL_FILTER_EXPRESSION", f"{expression!r} has an empty tag")
+    return TakeRequest(
+        group,
+        topic,
+        max_msg_nums=max(1, min(count, BATCH_MAX)),
+        invisible_ms=LEASE_MS if invisible_ms is None else invisible_ms,
+        subscription=expression or "*",
+        expression_type="SQL92" if is_sql else None,
+    )
 
 
 def _poll_seconds(call: Call, request: Any, now: float) -> float:
@@ -124,8 +136,7 @@ def _deliver(
         group, topic, until = take.consumer_group, take.topic, now + RENEWED_SECONDS
         for one in found[: max(0, LEASES_MAX - len(leases))]:
             leases[one.handle] = Lease(group, topic, one.handle, now + RENEW_SECONDS, until)
-    messages = [received(one.message, one.handle, one.attempt, invisible_ms) for one in found]
-    call.answer_by(_GOOD, *messages, _time_of(session, call))
+    call.answer_by(_GOOD, *received(found, invisible_ms), _time_of(session, call))
 
 
 def end(session: Session, call: Call, given: Any) -> None:
@@ -180,7 +191,7 @@ def acknowledge(session: Session, call: Call, request: Any, client: Client) -> N
             client.leases.pop(handle, None)
 
     def done(outcomes: Sequence[Exception | None]) -> None:
-        if all(outcome is None for outcome in outcomes):
+        if not any(outcomes):
             call.answer_by(acknowledged(entries))
             return
         answer = session.answer_to(call)

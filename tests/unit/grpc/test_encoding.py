@@ -14,6 +14,7 @@ from rmq_grpc.statuses import status
 
 from rmq.gateway import Sent
 from rmq.message import StoredMessage
+from rmq.plugin import TakenMessage
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=200)
 FULL = TEXTS.filter(bool)
@@ -97,9 +98,8 @@ def test_a_message_is_that_of_the_library(
     expected = by_the_library(message, handle, attempt, invisible_ms)
     assert V2Message.FromString(data) == expected
     assert len(data) == expected.ByteSize()  # of a map the order is not fixed
-    answer = schema.message("ReceiveMessageResponse").FromString(
-        received(message, handle, attempt, invisible_ms)
-    )
+    (given,) = received([TakenMessage(message, handle, attempt)], invisible_ms)
+    answer = schema.message("ReceiveMessageResponse").FromString(given)
     assert answer.WhichOneof("content") == "message"
     assert answer.message == expected
 
