@@ -8,7 +8,7 @@ from rmq_amqp import engine
 from rmq_amqp.addresses import QUEUE, TOPIC, destination
 from rmq_amqp.browsers import Browser
 from rmq_amqp.choosing import Choice
-from rmq_amqp.conditions import INVALID_FIELD, NOT_ALLOWED, NOT_FOUND, Refused
+from rmq_amqp.conditions import INVALID_FIELD, LOCKED, NOT_ALLOWED, NOT_FOUND, Refused
 from rmq_amqp.consumers import Consumer
 from rmq_amqp.links import Link
 from rmq_amqp.producers import Producer
@@ -148,5 +148,9 @@ class Unsubscribing(Link):
 
     def on_end(self, *, is_closed: bool) -> None:
         """Same as `Link.on_end`."""
-        if is_closed:
+        if not is_closed:
+            return
+        if self.connection.shared.used(self._group):
+            engine.set_condition(self.link, LOCKED, "the subscription has a consumer now; close it first")
+        else:
             end_group(self.connection, self._group)

@@ -54,6 +54,11 @@ class Choice:
         self._hidden_client = hidden_client
 
     @property
+    def terms(self) -> tuple[str, str]:
+        """The selector's text and the hidden client, to compare with those of another consumer."""
+        return "" if self._selector is None else self._selector.text, self._hidden_client
+
+    @property
     def is_all(self) -> bool:
         """True if all messages are chosen."""
         return self._selector is None and not self._hidden_client

@@ -200,8 +200,13 @@ def refuse_link(link: Any, condition: str, text: str) -> None:
 def end_link(link: Any, condition: str = "", text: str = "") -> None:
     """Close a link, with an error or without."""
     if condition:
-        link.condition = proton.Condition(condition, text)
+        set_condition(link, condition, text)
     link.close()
+
+
+def set_condition(link: Any, condition: str, text: str) -> None:
+    """Set the error with which a link will end."""
+    link.condition = proton.Condition(condition, text)
 
 
 # ---- values of a peer ----

@@ -109,6 +109,8 @@ def parse(data: bytes) -> Sections:
         else:
             value, at = decode(data, at)
         _take(made, code, value)
+    if type(made.body) is bytearray:
+        made.body = bytes(made.body)
     return made
 
 
@@ -117,8 +119,12 @@ def _take(made: Sections, code: Any, value: Any) -> None:
         expected = {DATA: bytes, SEQUENCE: list}.get(code, object)
         if not isinstance(value, expected) or (made.kind and (made.kind != code or code == VALUE)):
             raise Malformed("the body of a message is not data, a sequence or one value")
-        made.body = made.body + value if made.kind else value
-        made.kind = code
+        if not made.kind:
+            made.body, made.kind = value, code
+            return
+        if code == DATA and type(made.body) is not bytearray:
+            made.body = bytearray(made.body)
+        made.body += value  # in place: a message may have a million parts
     elif code == HEADER:
         _fields(made, _HEADER, value)
     elif code == PROPERTIES:

@@ -33,7 +33,7 @@ class Shared:
         self.has_external = has_external
         self._soles: dict[str, Connection] = {}
         self._owners: dict[str, GroupOwners] = {}
-        self._used: dict[str, int] = {}
+        self._used: dict[str, list[object]] = {}
         self.temporaries: dict[str, Temporary] = {}
         self.halves: set[int] = set()
         """The half messages of open transactions, by their offsets in the queue of half messages."""
@@ -78,18 +78,23 @@ class Shared:
 
     def used(self, subscription: str) -> int:
         """The consumers of a subscription."""
-        return self._used.get(subscription, 0)
+        return len(self._used.get(subscription, ()))
 
-    def use(self, subscription: str) -> None:
-        """Count one more consumer of a subscription."""
-        self._used[subscription] = self.used(subscription) + 1
+    def fits(self, subscription: str, terms: object) -> bool:
+        """True if the consumers of a subscription have these terms, or none has one."""
+        return all(one == terms for one in self._used.get(subscription, ())[:1])
+
+    def use(self, subscription: str, terms: object) -> None:
+        """Count one more consumer of a subscription. All consumers have the same terms."""
+        self._used.setdefault(subscription, []).append(terms)
 
     def end_use(self, subscription: str) -> int:
         """Count one consumer of a subscription less; returns the number of consumers left."""
-        left = self._used.pop(subscription) - 1
-        if left:
-            self._used[subscription] = left
-        return left
+        left = self._used[subscription]
+        left.pop()
+        if not left:
+            del self._used[subscription]
+        return len(left)
 
     def release(self, connection: Connection) -> None:
         """Free the client id of a connection that has ended."""

@@ -94,10 +94,17 @@ class TopicSubscription(Subscription):
         shared = connection.shared
         if shared.used(group) and not is_shared:
             raise Refused(LOCKED, f"the subscription {group} has a consumer already, and is not shared")
+        # A message that the choice of one consumer refuses is finished for all consumers.
+        terms = (topic, choice.terms, is_shared)
+        if not shared.fits(group, terms):
+            raise Refused(
+                LOCKED,
+                f"the subscription {group} has consumers with another topic or selector, or is not shared",
+            )
         if not shared.used(group):
             _begin(connection, group, topic, is_durable=is_durable)
         super().__init__(connection, group, topic, choice)
-        shared.use(group)
+        shared.use(group, terms)
 
     def wants(self, message: StoredMessage) -> bool:
         """Same as `Subscription.wants`."""

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import struct
 import uuid
+from collections import Counter
 from collections.abc import Callable
 from typing import Any, Final
 
 DEPTH_MAX: Final = 32
 """Compound values in compound values."""
+ALIKE_MAX: Final = 100
+"""Keys of a map with the same hash: each costs a comparison with all before it."""
 
 
 class Malformed(ValueError):
@@ -86,7 +89,7 @@ class Described:
         return (self.descriptor, self.value) == (other.descriptor, other.value)
 
     def __hash__(self) -> int:
-        return hash(self.descriptor)
+        return hash((self.descriptor, encode(self.value)))
 
     def __repr__(self) -> str:
         return f"Described({self.descriptor!r}, {self.value!r})"
@@ -214,7 +217,10 @@ def _compound(data: bytes, kind: int, start: int, end: int, width: int, depth: i
     if count % 2:
         raise Malformed("a map has a key without a value")
     try:
-        return dict(zip(values[::2], values[1::2], strict=True))
+        keys = values[::2]
+        if len(keys) > ALIKE_MAX and max(Counter(map(hash, keys)).values()) > ALIKE_MAX:
+            raise Malformed(f"more than {ALIKE_MAX} keys of a map have the same hash")
+        return dict(zip(keys, values[1::2], strict=True))
     except TypeError:
         raise Malformed("a key of a map is a list or a map") from None
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import sys
+import uuid
+
 import pytest
 from rmq_amqp import sections
 from rmq_amqp.messages import encoded
-from rmq_amqp.sections import DATA, Sections, build, parse
-from rmq_amqp.values import Byte, Malformed, Symbol, decode, encode
+from rmq_amqp.sections import DATA, SEQUENCE, Sections, build, parse
+from rmq_amqp.values import Byte, Described, Malformed, Symbol, ULong, decode, encode
 
 from rmq.message import StoredMessage
 
@@ -85,3 +88,60 @@ def test_a_number_that_fits_no_field_is_malformed(field: str, code: int, place: 
     data = bytes((0, 0x53, code)) + encode([*[None] * place, 1 << 32])
     with pytest.raises(Malformed, match=f"the field {field} of a message is out of its range"):
         parse(data)
+
+
+class Part(bytes):
+    """Bytes that nobody may copy for each further part."""
+
+    def __add__(self, other: object) -> bytes:
+        raise AssertionError("a copy for each part")
+
+
+class Parts(list[object]):
+    """Same for a list."""
+
+    def __add__(self, other: object) -> list[object]:  # type: ignore[override]
+        raise AssertionError("a copy for each part")
+
+
+@pytest.mark.parametrize("code", [DATA, SEQUENCE])
+def test_many_parts_of_a_body_are_joined_without_a_copy_for_each(
+    monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    """8 MiB of short parts stopped the broker for half a minute."""
+    read = sections.decode
+
+    def spied(data: bytes, at: int = 0) -> tuple[object, int]:
+        value, end = read(data, at)
+        return (Part(value) if isinstance(value, bytes) else Parts(value)), end
+
+    monkeypatch.setattr(sections, "decode", spied)
+    part = b"x" if code == DATA else ["x"]
+    found = parse((bytes((0, 0x53, code)) + encode(part)) * 5)
+    assert (found.kind, found.body) == (code, part * 5)
+    assert type(found.body) is not bytearray
+
+
+@pytest.mark.parametrize("kind", ["described", "uuid"])
+def test_keys_of_a_map_with_the_same_hash_are_few(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    """Each was compared with all before it: a single message stopped the broker."""
+    compared = [0]
+    equal = Described.__eq__
+
+    def counted(one: Described, other: object) -> bool:
+        compared[0] += 1
+        return equal(one, other)
+
+    monkeypatch.setattr(Described, "__eq__", counted)
+    modulus = sys.hash_info.modulus
+    if kind == "described":
+        data = encode({Described(ULong(1), number): None for number in range(3_000)})
+        compared[0] = 0
+        assert len(decode(data)[0]) == 3_000
+        assert compared[0] < 3_000
+    else:
+        keys = [uuid.UUID(int=1 + number * modulus) for number in range(200)]
+        assert len(set(map(hash, keys))) == 1
+        with pytest.raises(Malformed, match="same hash"):
+            decode(encode(dict.fromkeys(keys)))
+        assert len(decode(encode({uuid.UUID(int=number): 1 for number in range(200)}))[0]) == 200

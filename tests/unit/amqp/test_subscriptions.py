@@ -108,6 +108,43 @@ async def test_consumers_share_a_subscription(autojump_clock: MockClock) -> None
         assert sorted(await bodies(first, 2) + await bodies(second, 2)) == ["m0", "m1", "m2", "m3"]
 
 
+@pytest.mark.parametrize("other", ["selector", "topic", "unshared"])
+async def test_consumers_that_share_a_subscription_have_the_same_terms(
+    autojump_clock: MockClock, other: str
+) -> None:
+    """What the selector of one consumer refused, the other did not get."""
+    capabilities = ["topic", "shared", "global"]
+    async with cluster(topics={"Orders": 4, "Bills": 1}) as running, client(running) as one:
+        red: dict[str, Any] = {"durable": True, "filters": selector("colour = 'red'")}
+        await subscribed(one, "sub|global", capabilities=capabilities, **red)
+        await subscribed(one, "sub|global2", capabilities=capabilities, **red)
+        changed, address = dict(red), "Orders"
+        if other == "selector":
+            changed["filters"] = selector("colour = 'blue'")
+        elif other == "topic":
+            address = "Bills"
+        else:
+            capabilities = ["topic", "global"]
+        named = {"capabilities": capabilities, **changed}
+        with pytest.raises(Broken, match="amqp:resource-locked"):
+            await one.consumer(await one.session(), address, "sub|global3", **named)
+
+
+async def test_a_subscription_that_has_a_consumer_again_is_not_deleted(autojump_clock: MockClock) -> None:
+    async with cluster() as running, client(running) as one:
+        (await subscribed(one, durable=True)).link.detach()
+        link = (await one.session()).receiver("sub")
+        link.source.type = proton.Terminus.UNSPECIFIED
+        link.target.type = proton.Terminus.TARGET
+        await one.attached(link)
+        consumer = await subscribed(one, durable=True)
+        link.close()
+        await one.until(lambda: link.state & proton.Endpoint.REMOTE_CLOSED)
+        assert link.remote_condition.name == "amqp:resource-locked"
+        await (await producer(one)).send(text("m"))
+        assert await bodies(consumer, 1) == ["m"]
+
+
 async def test_a_subscriber_may_leave_out_messages_of_its_own_connection(autojump_clock: MockClock) -> None:
     filters = {proton.symbol("no-local"): proton.Described(proton.ulong(0x0000468C00000003), "no-local")}
     async with cluster() as running, client(running) as one, client(running, "two") as two:
