@@ -198,12 +198,22 @@ async def _cluster(
         for number, one in seen.items()
     ]
     step(1)
-    masters = [one for one in brokers if one.is_master and not one.error]
-    tables = _Tables([one.name for one in masters])
-    for broker in masters:
-        for topic, config in (await admin.topic_configs(broker.address, system=False)).items():
+    masters: list[BrokerFacts] = []
+    tables = _Tables([])
+    for number, broker in enumerate(brokers):
+        if not broker.is_master or broker.error:
+            continue
+        try:
+            topics_there = await admin.topic_configs(broker.address, system=False)
+            groups_there = await admin.group_configs(broker.address, system=False)
+        except RmqError as error:  # it has fallen silent since
+            brokers[number] = evolve(broker, error=f"its topics and groups are not known: {error}")
+            continue
+        masters.append(broker)
+        tables.masters.append(broker.name)
+        for topic, config in topics_there.items():
             tables.topics.setdefault(topic, {})[broker.name] = topic_settings(config)
-        for group, setting in (await admin.group_configs(broker.address, system=False)).items():
+        for group, setting in groups_there.items():
             tables.groups.setdefault(group, {})[broker.name] = group_settings(setting)
     differing: list[str] = []
     if any(broker.config.get("aclEnable") == "true" for broker in brokers):
@@ -318,11 +328,16 @@ async def _group(admin: Admin, name: str, masters: Sequence[str]) -> GroupFacts:
         problem = str(error)
     found = GroupFacts(name, lag, len(ids), dead, problem, subscriptions)
     for address in masters:
-        with contextlib.suppress(RmqError):  # RocketMQ's brokers may not know the request
+        try:
             figures = await admin.delivery_figures(address, name)
-            found.taken = max(found.taken, figures.taken + figures.waiting)
-            found.oldest_ms = max(found.oldest_ms, figures.oldest_ms)
-            found.polls += figures.polls
+        except ResponseError:  # RocketMQ's brokers may not know the request
+            continue
+        except RmqError as error:
+            found.error = found.error or str(error)
+            continue
+        found.taken = max(found.taken, figures.taken + figures.waiting)
+        found.oldest_ms = max(found.oldest_ms, figures.oldest_ms)
+        found.polls += figures.polls
     return found
 
 

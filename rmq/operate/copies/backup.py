@@ -17,6 +17,7 @@ import json
 import mmap
 import os
 import pathlib
+import re
 import stat
 import time
 from collections.abc import Callable, Iterator
@@ -39,6 +40,11 @@ REPLICA: Final = ("controller.json",)
 acknowledged message, and a backup has not. No backup has the file; those of earlier versions may have it."""
 OWN: Final = ("broker.properties", "broker.properties.bak", *REPLICA)
 """The settings of one broker, which are not another broker's."""
+
+_NAME: Final = re.compile(r"commitlog/[0-9]{20}|config/[^/\\:\0]+")
+"""Paths of the files of a backup: one with another path could be anywhere."""
+TAIL: Final = 1 << 16
+"""Last bytes by which a full file of the log is compared with its copy."""
 
 Pace = Callable[[int], None]
 
@@ -72,11 +78,18 @@ class Manifest:
         """The manifest of a backup; None without a backup. Raises StoreError for an unreadable manifest."""
         try:
             rows = json.loads((folder / MANIFEST).read_bytes())["files"]
-            return cls({str(name): Copied(**row) for name, row in rows.items()})
+            files = {str(name): Copied(**row) for name, row in rows.items()}
         except FileNotFoundError:
             return None
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise StoreError(f"{folder / MANIFEST} cannot be read: {error!r}") from None
+        for name in files:
+            if not _NAME.fullmatch(name) or name.endswith(("/.", "/..")):
+                raise StoreError(
+                    f"{folder / MANIFEST} names the file {name!r:.200}, which is none of a backup: "
+                    "take a backup that nobody has changed"
+                )
+        return cls(files)
 
     def save(self, folder: pathlib.Path) -> None:
         """Write the file, so that a crash leaves the old or the new one."""
@@ -125,7 +138,7 @@ def back_up(store: pathlib.Path, log: pathlib.Path, target: pathlib.Path, pace: 
     for place, name in enumerate(names):
         path = f"commitlog/{name}"
         known = manifest.files.get(path)
-        if known is not None and known.is_full and _size(target / path) == known.size:
+        if known is not None and known.is_full and _is_kept(log / name, target / path, known.size):
             kept, end = kept + 1, int(name) + known.size
             continue
         try:
@@ -217,10 +230,33 @@ def _same_log(log: pathlib.Path, target: pathlib.Path, manifest: Manifest, names
     for name in names:
         path = f"commitlog/{name}"
         if path in manifest.files and (target / path).exists():
-            with open(log / name, "rb") as ours, open(target / path, "rb") as theirs:
-                if (head := theirs.read(4096)).strip(b"\0") and not _begins_alike(head, ours.read(4096)):
-                    raise StoreError(f"{target} is a backup of another log: take another folder")
+            try:
+                now = _first_bytes(log / name)
+            except FileNotFoundError:
+                continue  # retention has removed it since the folder was listed
+            before = _first_bytes(target / path)
+            if before.strip(b"\0") and not _begins_alike(before, now):
+                raise StoreError(f"{target} is a backup of another log: take another folder")
             return
+
+
+def _first_bytes(path: pathlib.Path) -> bytes:
+    with open(path, "rb") as file:
+        return file.read(4096)
+
+
+def _is_kept(source: pathlib.Path, copy: pathlib.Path, size: int) -> bool:
+    """True if the copy of a full file is still the file: a replica that follows a new master cuts off the
+    end of its log, and writes another end. A source that retention has removed meanwhile is unchanged."""
+    if _size(copy) != size:
+        return False
+    try:
+        with open(source, "rb") as ours, open(copy, "rb") as theirs:
+            ours.seek(max(size - TAIL, 0))
+            theirs.seek(max(size - TAIL, 0))
+            return ours.read(TAIL) == theirs.read(TAIL)
+    except FileNotFoundError:
+        return True
 
 
 def _begins_alike(before: bytes, now: bytes) -> bool:

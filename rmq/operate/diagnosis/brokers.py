@@ -22,6 +22,7 @@ DESCRIPTORS_WRONG: Final = 1_024
 """Open files below which a broker has too few: one with a few hundred queues and clients needs more."""
 DELETED: Final = "DELETED OR REPLACED"
 """Words in the state of a broker whose log file was removed while it runs."""
+_COUNT: Final = re.compile(r"[0-9]{1,18}")
 _UPTIME: Final = re.compile(r"(\d+) days?, (\d+) hours?, (\d+) minutes?, (\d+) seconds?")
 
 
@@ -62,7 +63,8 @@ def findings_of_broker(broker: BrokerFacts) -> Iterator[Finding]:
             "give each client its own id",
         ),
     ):
-        count = int(broker.runtime.get(key, "0") or 0)
+        text = broker.runtime.get(key, "")
+        count = int(text) if _COUNT.fullmatch(text) else 0
         if count:
             yield Finding("wrong", where, f"{count} {what}: messages are lost or late", todo)
     if broker.is_master and (hidden := broker.runtime.get("hiddenMessages", "")):
@@ -202,7 +204,12 @@ def _certificate(where: str, broker: BrokerFacts) -> Iterator[Finding]:
 
 def findings_of_certificate(where: str, text: str, now_ms: int) -> Iterator[Finding]:
     """Judge the end of a server's certificate, a time in ISO 8601."""
-    end = datetime.fromisoformat(text)
+    try:
+        end = datetime.fromisoformat(text)
+    except ValueError:
+        todo = "look at the certificate itself: `openssl s_client -connect HOST:PORT`"
+        yield Finding("note", where, f"the end of its TLS certificate cannot be read: {text:.40}", todo)
+        return
     days = (end.timestamp() * 1000 - now_ms) / 86_400_000
     if days < CERTIFICATE_NOTE_DAYS:
         level: Level = "wrong" if days < CERTIFICATE_WRONG_DAYS else "note"

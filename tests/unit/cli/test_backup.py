@@ -338,3 +338,58 @@ def test_a_rate_is_kept() -> None:
         pace(100)
 
     assert now[0] == pytest.approx(105.0)
+
+
+@pytest.mark.parametrize(
+    "name", ["../x", "/etc/passwd", "config/../../x", "commitlog/../x", "config/..", "config/a\\b", "abort"]
+)
+def test_a_backup_names_no_file_outside_of_itself(tmp_path: pathlib.Path, name: str) -> None:
+    store, target = opened(tmp_path / "store"), tmp_path / "backup"
+    fill(store, 0, 5)
+    back_up(*saved(tmp_path / "store"), target, FREE)
+    manifest = json.loads((target / backup.MANIFEST).read_bytes())
+    manifest["files"][name] = {"size": 0, "sha256": hashlib.sha256(b"").hexdigest()}
+    (target / backup.MANIFEST).write_text(json.dumps(manifest))
+    other = tmp_path / "x"
+    other.write_bytes(b"of somebody else")
+    mode = other.stat().st_mode
+    with pytest.raises(StoreError, match="none of a backup"):
+        back_up(*saved(tmp_path / "store"), target, FREE)
+    with pytest.raises(StoreError, match="none of a backup"):
+        list(verify(target))
+    with pytest.raises(StoreError, match="none of a backup"):
+        seed(target, tmp_path / "slave", tmp_path / "slave" / "commitlog", FREE)
+    assert (other.read_bytes(), other.stat().st_mode) == (b"of somebody else", mode)
+    assert not (tmp_path / "slave").exists()
+    store.close()
+
+
+def test_a_full_file_whose_end_was_written_again_is_copied_again(tmp_path: pathlib.Path) -> None:
+    """A replica that follows a new master cuts off the end of its log, and writes another end."""
+    store, target = opened(tmp_path / "store"), tmp_path / "backup"
+    fill(store, 0, 100)
+    back_up(*saved(tmp_path / "store"), target, FREE)
+    full = sorted((tmp_path / "store" / "commitlog").iterdir())[0]
+    store.close()
+    data = bytearray(full.read_bytes())
+    data[-20:] = bytes(reversed(data[-20:])) if any(data[-20:]) else b"\1" * 20
+    full.write_bytes(data)
+    back_up(*saved(tmp_path / "store"), target, FREE)
+    assert (target / "commitlog" / full.name).read_bytes() == data
+    assert list(verify(target)) == []
+
+
+def test_a_file_that_retention_removes_meanwhile_fails_no_backup(tmp_path: pathlib.Path) -> None:
+    store, target = opened(tmp_path / "store"), tmp_path / "backup"
+    fill(store, 0, 100)
+    folder, log = saved(tmp_path / "store")
+    back_up(folder, log, target, FREE)
+    store.close()
+    names = sorted(path.name for path in log.iterdir())
+    (log / names[0]).unlink()
+    manifest = backup.Manifest.load(target)
+    assert manifest is not None
+    backup._same_log(log, target, manifest, names)
+    (log / names[1]).write_bytes(b"another log")
+    with pytest.raises(StoreError, match="another log"):
+        backup._same_log(log, target, manifest, names)

@@ -51,6 +51,8 @@ def test_nothing_wrong_is_no_finding() -> None:
         (runtime(certificateEnd="2023-11-16T22:13:20+00:00"), "wrong", "ends on 2023-11-16, in 2 days"),
         (runtime(certificateEnd="2023-11-10T22:13:20+00:00"), "wrong", "has ended on 2023-11-10"),
         (runtime(certificateEnd="2023-12-04T22:13:20+00:00"), "note", "in 20 days"),
+        (runtime(certificateEnd="next year"), "note", "cannot be read: next year"),
+        (runtime(clientIdConflicts="many", commitLogDiskRatio="0.80"), "note", "80% full"),
         (runtime(durability="memory"), "note", "a power cut loses"),
         (runtime(hiddenMessages="T: 9 messages in queue 7"), "note", "no group has read: T: 9 messages in"),
         (evolve(BROKER, config={"autoCreateTopicEnable": "true"}), "note", "created on their first message"),

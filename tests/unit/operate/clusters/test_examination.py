@@ -8,7 +8,7 @@ import anyio
 import pytest
 
 import rmq
-from rmq.errors import ConnectFailed, ConsumerNotOnline, NoPermission, for_code
+from rmq.errors import ConnectFailed, ConsumerNotOnline, NoPermission, RequestTimeout, for_code
 from rmq.operate.diagnosis import diagnose
 from rmq.operate.examination import PARTS, dead_letter_count, examine, facts_of
 from rmq.operate.overview import Broker, Overview, overview
@@ -122,3 +122,31 @@ def test_findings_of_slaves_name_their_broker() -> None:
     slave = Broker("C", "a", 1, "h:1", runtime={"replication": "not connected"})
     found = diagnose(facts_of(Overview((slave,), ("n:1",)), {}, asked_at=0))
     assert {finding.subject for finding in found} == {("broker", "a")}
+
+
+async def test_a_broker_that_falls_silent_during_the_examination_is_a_finding(cluster: Cluster) -> None:
+    def refusal(request: Command, connection: Connection) -> Command:
+        return request.reply(ResponseCode.SYSTEM_BUSY, "stops")
+
+    cluster["a"].hook(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, refusal)
+    facts = await examine(lambda addresses: cluster.connect(), [cluster.namesrv_address])
+    (first, second) = facts.brokers
+    assert "its topics and groups are not known" in first.error
+    assert second.error == ""
+    assert ("broker", "a") in {one.subject for one in diagnose(facts) if one.level == "wrong"}
+
+
+async def test_a_group_whose_leases_could_not_be_asked_for_is_not_looked_at_in_full(
+    cluster: Cluster, client: rmq.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await send(client, "Orders", 1)
+    await consume(client, "billing", "Orders", 1)
+
+    async def silent(admin: object, address: str, group: str) -> None:
+        raise RequestTimeout(address, 1, 3.0)
+
+    monkeypatch.setattr(type(client.admin), "delivery_figures", silent)
+    facts = await examine(lambda addresses: cluster.connect(), [cluster.namesrv_address])
+    (billing,) = facts.groups
+    assert "within 3" in billing.error or "3 s" in billing.error
+    assert any("could not be looked at in full" in one.what for one in diagnose(facts))
