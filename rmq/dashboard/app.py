@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from typing import Any
 
 import anyio
@@ -32,6 +33,8 @@ from rmq.dashboard.operations.operation import perform
 from rmq.dashboard.web.routes import page_routes
 from rmq.errors import RmqError
 from rmq.remoting.network import Network
+
+log = logging.getLogger(__name__)
 
 RunBlocking = Callable[..., Awaitable[Any]]
 
@@ -88,9 +91,13 @@ async def open_dashboard(
 async def _warm(desk: Desk) -> None:
     """Ask for the answers about whole clusters before the first viewer does: large clusters need long."""
     for name in desk.clusters.names:
-        with suppress(RmqError, OSError):
+        try:
             async with desk.call(OWN, name, "") as call:
                 await perform(call, "overview", {})
+        except (RmqError, OSError):
+            pass  # the page shows the error
+        except Exception:
+            log.exception("the overview of cluster %s failed", name)
 
 
 def _logins(config: DashboardConfig, clusters: Clusters, world: World) -> Logins:

@@ -45,6 +45,7 @@ class Cache:
         self._now = now
         self._kept: OrderedDict[Hashable, tuple[float, Any]] = OrderedDict()
         self._locks: dict[Hashable, anyio.Lock] = {}
+        self._changes = 0
         self.controllers: list[str] = []
         """The controllers that a broker has named last. They are asked while no broker answers, too."""
 
@@ -82,9 +83,11 @@ class Cache:
         longest: float = LONGEST_SECONDS,
     ) -> T:
         """The result of `fetch`, kept as `get` keeps it."""
-        began = self._now()
+        began, changes = self._now(), self._changes
         value = await fetch()
         took = self._now() - began
+        if changes != self._changes:
+            return value  # it may be of the time before the change
         self._kept[key] = (self._now() + max(seconds, min(rest * took, longest)), value)
         self._kept.move_to_end(key)
         while len(self._kept) > CACHED_MAX:
@@ -97,6 +100,7 @@ class Cache:
 
     def clear(self) -> None:
         """Forget all but the controllers: something was changed."""
+        self._changes += 1
         self._kept.clear()
 
 

@@ -92,7 +92,12 @@ class Desk:
 
     @asynccontextmanager
     async def call(
-        self, identity: Identity, cluster: str, address: str, progress: Progress | None = None
+        self,
+        identity: Identity,
+        cluster: str,
+        address: str,
+        progress: Progress | None = None,
+        is_current: Callable[[], bool] = lambda: True,
     ) -> AsyncIterator[Call]:
         """A call on a cluster as an identity. Raises UnknownCluster, Forbidden."""
 
@@ -120,14 +125,23 @@ class Desk:
                 handle.target,
                 handle.credentials,
                 self.network,
+                is_current,
             )
 
     async def perform(
         self, request: Request, caller: Caller, cluster: str, name: str, given: dict[str, Any]
     ) -> Any:
         """Perform one operation; see `operations.operation.perform`."""
-        async with self.call(caller.identity, cluster, address_of(request)) as call:
+        current = partial(self._is_current, caller)
+        async with self.call(caller.identity, cluster, address_of(request), is_current=current) as call:
             return await perform(call, name, given)
+
+    def _is_current(self, caller: Caller) -> bool:
+        """True if the caller of a request is still logged in, with the same role."""
+        session = caller.session
+        if session is not None and not self.sessions.has(session):
+            return False
+        return self.logins.refreshed(caller.identity) == caller.identity
 
 
 def address_of(request: Request) -> str:

@@ -163,7 +163,10 @@ class Logins:
         raise LoginFailed("the header Authorization takes Bearer TOKEN, or Basic with a name and its secret")
 
     def refreshed(self, identity: Identity) -> Identity | None:
-        """The identity of a session as of now; None for a user who is no longer in the roles file."""
+        """The identity of a session or token as of now; None for one that is no longer in the roles file."""
+        if identity.kind == "token":
+            token = next((one for one in self._file.current().tokens if one.name == identity.name), None)
+            return Identity(token.name, token.role, "token", own=True) if token else None
         if identity.kind != "user":
             return identity
         user = self._file.current().users.get(identity.name)

@@ -58,7 +58,8 @@ class ClusterChange:
 
 
 class AuditLog:
-    """Writes lines to a logger and, with `path`, to a file; keeps the last `KEPT`, those of the file too."""
+    """Writes lines to a logger and, with `path`, to a file; keeps the last `KEPT` lines about clusters, those
+    of the file too."""
 
     def __init__(self, now_ms: Callable[[], int], path: pathlib.Path | None = None) -> None:
         self._now_ms, self._path = now_ms, path
@@ -91,7 +92,8 @@ class AuditLog:
             printable(outcome),
             kind,
         )
-        self._lines.appendleft(line)
+        if cluster:  # logins are on no page: those of strangers take no place of a change
+            self._lines.appendleft(line)
         row = _row(line)
         log.info("%s", row)
         if self._path is not None:
@@ -160,7 +162,7 @@ def _last_lines(path: pathlib.Path) -> list[AuditLine]:
     except OSError:
         return []
     found = [_read(row) for row in reversed(rows)]
-    return [line for line in found if line is not None][:KEPT]
+    return [line for line in found if line is not None and line.cluster][:KEPT]
 
 
 def _read(row: str) -> AuditLine | None:

@@ -124,6 +124,11 @@ class Sessions:
         self._table.move_to_end(session_id)
         return session
 
+    def has(self, session: Session) -> bool:
+        """True if a session has not ended; no request was made, and it may be idle."""
+        is_young = self._now() - session.began <= LONGEST_SECONDS
+        return self._table.get(session.id) is session and is_young
+
     def end(self, session_id: str) -> None:
         """Log out."""
         self._table.pop(session_id, None)

@@ -103,7 +103,7 @@ async def _given(request: Request, one: Operation) -> dict[str, Any]:
     body = await request.body()
     try:
         given = msgspec.json.decode(body) if body else {}
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BadRequest(f"the body is no JSON: {error}") from None
     if not isinstance(given, dict):
         raise BadRequest("the body is no JSON object")

@@ -103,7 +103,7 @@ class History:
             if self._rows > self._rows_max:
                 self._bound(at_ms)
             self._db.execute("COMMIT")
-        except sqlite3.Error as error:
+        except (sqlite3.Error, OverflowError, UnicodeError) as error:
             if self._db.in_transaction:
                 self._db.execute("ROLLBACK")
             raise HistoryError(f"the history cannot be written: {error}") from error

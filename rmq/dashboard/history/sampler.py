@@ -9,6 +9,7 @@ queue that a group reads: the more rows, the longer the pause.
 from __future__ import annotations
 
 import logging
+import math
 from collections import defaultdict
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
@@ -78,6 +79,9 @@ class Sampler:
             await self._run_blocking(self._history.add, name, self._now_ms(), samples)
         except (RmqError, OSError, HistoryError) as error:
             log.info("cluster %s was not sampled: %s", name, error)
+        except Exception:
+            # A stranger may register as a broker, with any figures and names: the dashboard stays.
+            log.exception("cluster %s was not sampled", name)
 
     async def _figures(self, name: str, handle: Handle) -> list[Sample]:
         admin = handle.client.admin
@@ -137,7 +141,8 @@ def _broker_samples(broker: str, metrics: dict[str, str]) -> list[Sample]:
         "broker_out": metrics.get("getTransferedTps", ""),
         "broker_disk": metrics.get("commitLogDiskRatio", ""),
     }
-    return [Sample(figure, broker, first_number(text)) for figure, text in figures.items() if text]
+    samples = [Sample(figure, broker, first_number(text)) for figure, text in figures.items() if text]
+    return [one for one in samples if math.isfinite(one.value)]
 
 
 def _sums(groups: list[GroupProgress]) -> tuple[dict[str, float], dict[str, int]]:

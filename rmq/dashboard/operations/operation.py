@@ -62,6 +62,8 @@ class Call:
     target: Target | None = field(default=None, repr=False)
     credentials: Credentials | None = field(default=None, repr=False)
     network: Network | None = field(default=None, repr=False)
+    is_current: Callable[[], bool] = field(default=lambda: True, repr=False)
+    """False when the login of the caller has ended, or its role has changed: a stream ends then."""
 
     def controllers(self, addresses: Sequence[str]) -> AbstractAsyncContextManager[Controllers]:
         """The controllers at these addresses, with the caller's account."""
@@ -169,6 +171,9 @@ async def perform(call: Call, name: str, given: Mapping[str, Any]) -> Any:
         outcome = "done"
     except (RmqError, OSError) as error:
         outcome = f"{type(error).__name__}: {error}"
+        raise
+    except Exception as error:
+        outcome = f"failed: {type(error).__name__}"
         raise
     finally:
         call.cache.clear()

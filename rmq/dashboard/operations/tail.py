@@ -13,7 +13,7 @@ from attrs import define, field
 
 from rmq.client.admin.messages import TOOLS_GROUP
 from rmq.client.reading.pull_consumer import PullConsumer
-from rmq.dashboard.errors import TooMany
+from rmq.dashboard.errors import LoginNeeded, TooMany
 from rmq.dashboard.operations.messages import preview_of
 from rmq.dashboard.operations.operation import Call, operation
 from rmq.dashboard.paths import link
@@ -89,6 +89,8 @@ async def _events(call: Call, topic: str, tags: str, pattern: bytes, limit: int)
                     yield _event("skipped", len(shown) - SHOWN_MAX)
                 looks += 1
                 if looks % PING_LOOKS == 0:
+                    if not call.is_current():
+                        raise LoginNeeded("the login of this tail has ended")
                     yield ": still here\n\n"
                 await anyio.sleep(SCAN_SECONDS)
     except (RmqError, OSError) as error:

@@ -17,7 +17,16 @@ from rmq.dashboard.access.guard import SAFE_METHODS
 from rmq.dashboard.access.oidc import PENDING_SECONDS
 from rmq.dashboard.access.sessions import Identity
 from rmq.dashboard.desk import Caller, Desk, address_of
-from rmq.dashboard.errors import INTERNAL, Forbidden, LoginNeeded, NotFound, Problem, problem_of, status_of
+from rmq.dashboard.errors import (
+    INTERNAL,
+    Forbidden,
+    LoginNeeded,
+    NotFound,
+    Problem,
+    TooManyLogins,
+    problem_of,
+    status_of,
+)
 from rmq.dashboard.logins import NOBODY
 from rmq.dashboard.paths import link, path_of, path_value
 from rmq.dashboard.web import catalog as catalog
@@ -116,16 +125,25 @@ def _login(desk: Desk, templates: Environment) -> Endpoint:
                 return _logged_in(desk, request, desk.logins.by_link(token, address), target)
         except (RmqError, OSError) as error:
             problem, status = problem_of(error), status_of(error)
-            desk.audit.write(name, "", address, "", "login", {}, str(error))
+            _note_failure(desk, name, address, error)
         return _login_page(desk, templates, request, target, problem, status, name)
 
     return login
 
 
 def _target(request: Request) -> str:
-    """The page to go to after the login: a path of our own, as //host and /\\host would lead elsewhere."""
+    """The page to go to after the login: a path of our own, as //host and /\\host would lead elsewhere.
+    Browsers leave out tabs and line breaks, so that a text with one may become such a path."""
     target = request.query_params.get("next", "/")
-    return target if target.startswith("/") and target[1:2] not in ("/", "\\") else "/"
+    is_own = target.startswith("/") and target[1:2] not in ("/", "\\") and target.isprintable()
+    return target if is_own else "/"
+
+
+def _note_failure(desk: Desk, name: str, address: str, error: Exception) -> None:
+    """Write a failed login to the audit log. A login that was refused unseen is none: strangers could fill
+    the log with as many as they like."""
+    if not isinstance(error, (TooManyLogins, NotFound)):
+        desk.audit.write(name, "", address, "", "login", {}, str(error))
 
 
 def _login_page(
@@ -184,7 +202,7 @@ def _oidc_callback(desk: Desk, templates: Environment) -> Endpoint:
         try:
             identity, target = await desk.logins.finish_oidc(dict(request.query_params), browser, address)
         except RmqError as error:
-            desk.audit.write("", "", address, "", "login", {}, str(error))
+            _note_failure(desk, "", address, error)
             return _login_page(desk, templates, request, "/", problem_of(error), status_of(error))
         response = HTMLResponse(
             templates.get_template("logged_in.html").render(target=target, theme=theme_of(request))

@@ -13,6 +13,8 @@ pytest.importorskip("starlette")
 pytest.importorskip("hypercorn")
 pytest.importorskip("jinja2")
 
+from attrs import evolve
+
 from rmq.dashboard.access.roles import Role
 from rmq.dashboard.api.openapi import description
 from rmq.dashboard.catalog import OPERATIONS
@@ -285,3 +287,31 @@ async def test_an_open_page_keeps_its_figures_while_no_broker_is_registered() ->
         browser = made.browser()
         for headers, status in (({}, 404), ({"hx-request": "true"}, 204)):
             assert (await browser.get("/c/test/topics/Gone", headers=headers)).status_code == status
+
+
+async def test_a_change_that_fails_inside_is_written_down_as_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def odd(*given: object, **named: object) -> None:
+        raise KeyError("a bug")
+
+    async with Cluster("shop-a", topics={"Orders": 1}) as cluster, site(cluster) as made:
+        admin = await made.admin()
+        await admin.get("/c/test")
+        monkeypatch.setitem(OPERATIONS, "send_message", evolve(OPERATIONS["send_message"], function=odd))
+        assert (await admin.post("/c/test/topics/Orders/send", body="b")).status_code == 500
+        lines = (await admin.get("/api/v1/clusters/test/changes")).json()
+        assert lines[0]["outcome"] == "failed: KeyError"
+
+
+async def test_an_answer_of_before_a_change_is_not_kept_behind_it() -> None:
+    cache = Cache(lambda: 0.0)
+
+    async def late() -> str:
+        cache.clear()  # a change, while the cluster is asked
+        return "old"
+
+    async def now() -> str:
+        return "new"
+
+    assert await cache.get("topics", 60, late) == "old"
+    assert await cache.get("topics", 60, now) == "new"
+    assert await cache.get("topics", 60, late) == "new"

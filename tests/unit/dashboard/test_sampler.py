@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 
 import pytest
@@ -10,8 +11,10 @@ pytest.importorskip("starlette")
 pytest.importorskip("hypercorn")
 pytest.importorskip("jinja2")
 
+from rmq.client.admin import Admin
 from rmq.dashboard.access.audit import AuditLog, ClusterChange
 from rmq.dashboard.history.cluster_changes import View, changes_between, view_of
+from rmq.dashboard.history.history import History, HistoryError, Sample
 from rmq.dashboard.history.sampler import ROW_SECONDS, SHARE, pause_after
 from rmq.protocol.bodies import BrokerData, ClusterInfo
 from rmq.protocol.codes import RequestCode
@@ -43,6 +46,44 @@ async def test_pages_use_the_progress_of_all_groups_that_was_sampled() -> None:
         for path in ("", "/groups", "/streams"):
             assert (await browser.get(f"/c/test{path}")).status_code == 200
         assert cluster["shop-a"].count(RequestCode.GET_BROKER_CONSUME_STATS) == asked == 2
+
+
+@pytest.mark.parametrize("text", ["nan", "inf", "1e999 2"])
+async def test_odd_figures_of_a_broker_cost_no_others(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    runtime = Admin.broker_runtime
+
+    async def odd(admin: Admin, address: str) -> dict[str, str]:
+        return {**await runtime(admin, address), "putTps": text}
+
+    monkeypatch.setattr(Admin, "broker_runtime", odd)
+    async with Cluster("shop-a", topics={"Orders": 2}) as cluster, site(cluster, sample_seconds=30) as made:
+        await cluster.advance(31)
+        answer = await made.browser().get("/api/v1/clusters/test/history?figure=cluster_lag")
+        assert answer.json()["values"][-1:] == [0.0]
+
+
+async def test_an_answer_that_nobody_expects_ends_no_dashboard(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def odd(admin: Admin, address: str) -> dict[str, str]:
+        raise KeyError("a field that no broker leaves out")
+
+    async with Cluster("shop-a", topics={"Orders": 2}) as cluster, site(cluster, sample_seconds=30) as made:
+        monkeypatch.setattr(Admin, "broker_runtime", odd)
+        await cluster.advance(31)
+        monkeypatch.undo()
+        await cluster.advance(31)
+        assert (await made.browser().get("/c/test")).status_code == 200
+        answer = await made.browser().get("/api/v1/clusters/test/history?figure=broker_in&subject=shop-a")
+        assert answer.json()["values"]
+
+
+@pytest.mark.parametrize("odd", [Sample("group_lag", "\ud800", 1.0), Sample("group_lag", "g", math.nan)])
+def test_a_sample_that_cannot_be_kept_leaves_the_history_usable(odd: Sample) -> None:
+    history = History()
+    with pytest.raises(HistoryError):
+        history.add("test", 1_000, [odd])
+    history.add("test", 2_000, [Sample("group_lag", "g", 2.0)])
+    assert history.read("test", "group_lag", "g", 0, 9_000).values == [2.0]
+    history.close()
 
 
 def view(brokers: dict[tuple[str, int], str], *topics: str) -> View:

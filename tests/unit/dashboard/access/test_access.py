@@ -7,13 +7,16 @@ import pathlib
 import re
 from typing import Any
 
+import anyio
 import pytest
+from trio.testing import MockClock
 
 pytest.importorskip("starlette")
 pytest.importorskip("hypercorn")
 pytest.importorskip("jinja2")
 
 from rmq.client.settings.target import Target
+from rmq.dashboard.access.audit import KEPT
 from rmq.dashboard.access.roles import password_hash, read_roles, token_hash
 from rmq.dashboard.config import DashboardConfig
 from rmq.errors import ConfigError
@@ -152,6 +155,52 @@ async def test_roles_allow_reading_changing_and_deleting(tmp_path: pathlib.Path)
             deleted = await browser.post("/c/test/topics/Orders/delete", confirm="Orders")
             assert deleted.status_code == deletes
         assert (await browser.get("/c/test/topics/Orders")).status_code == 404
+
+
+async def test_logins_of_strangers_fill_no_audit_log(tmp_path: pathlib.Path) -> None:
+    log = tmp_path / "audit.log"
+    async with Cluster(*SHOP, topics={"Orders": 1}) as cluster, site(cluster, audit_file=log) as made:
+        admin = await made.admin()
+        await admin.get("/c/test")
+        await admin.post("/c/test/topics/Orders/send", body="b")
+        for _ in range(20):
+            await made.browser().post("/login", name="eve", password="guessed", cluster="test")
+            assert (await made.browser().get("/login/oidc/callback")).status_code == 404
+        assert len(log.read_text().splitlines()) == 7, "a login, a message, and 5 failures"
+        for number in range(2 * KEPT):
+            made.clock[0] += 61
+            await made.browser().get(f"/login?key={number}")
+        admin = await made.admin()
+        assert "send_message" in text_of((await admin.get("/c/test")).text)
+
+
+@pytest.mark.parametrize("ending", ["logout", "removed", "other role"])
+async def test_a_tail_ends_with_its_login(
+    tmp_path: pathlib.Path, autojump_clock: MockClock, ending: str
+) -> None:
+    path = roles_file(tmp_path, ROLES)
+    async with (
+        Cluster(*SHOP, topics={"Orders": 1}) as cluster,
+        site(cluster, roles_file=path, anonymous_read=False) as made,
+    ):
+        browser, texts = made.browser(), []
+        await browser.post("/login", name="ada", password=PASSWORD, cluster="test")
+        await browser.get("/c/test")
+
+        async def follow() -> None:
+            texts.append((await browser.http.get("/c/test/topics/Orders/events")).text)
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(follow)
+            await anyio.sleep(60)
+            assert not texts
+            if ending == "logout":
+                await browser.post("/logout")
+            else:
+                text = "users: []\n" if ending == "removed" else ROLES.replace("role: admin", "role: reader")
+                path.write_text(text)
+            await anyio.sleep(60)
+            assert "event: problem" in texts[0]
 
 
 async def test_a_user_who_is_taken_out_of_the_roles_file_is_logged_out(tmp_path: pathlib.Path) -> None:

@@ -282,7 +282,16 @@ async def test_many_failures_are_slowed_down_and_written_to_the_audit_log(tmp_pa
         provider.groups = ["visitors"]
         statuses = [(await _back(made.browser(), provider)).status_code for _ in range(6)]
         assert statuses == [401] * 5 + [429]
-        assert len(re.findall("operation=login", log.read_text())) == 6
+        assert (await made.browser().get("/login/oidc/callback")).status_code == 429
+        assert len(re.findall("operation=login", log.read_text())) == 5, "nobody fills the log"
+
+
+async def test_a_login_leads_to_no_other_site_by_a_character_that_browsers_leave_out() -> None:
+    async with shop() as (made, provider):
+        for target in ("/\t/evil.example", "/\n\\evil.example", "/\r/evil.example"):
+            back = await _back(made.browser(), provider, target)
+            assert 'content="0; url=/"' in back.text
+            assert "evil" not in back.text
 
 
 async def test_a_provider_that_fails_is_an_error_that_says_so() -> None:
