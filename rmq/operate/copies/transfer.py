@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from attrs import Factory, define
 
 from rmq.client.admin.acl import AclAccount
+from rmq.client.admin.cluster import readable
 from rmq.errors import ConfigError, NoPermission, NoRoute, ResponseError, TopicNotExist
 from rmq.message import MessageQueue
 from rmq.operate.copies.manifest import (
@@ -32,9 +33,14 @@ Step = Callable[[int], object]
 """Called with the number of changes since the last call."""
 
 
-async def read_cluster(admin: Admin, cluster: str, *, offsets: bool) -> Manifest:
-    """The users' topics, groups, offsets and accounts of a cluster. Raises as `client.admin`."""
+async def read_cluster(admin: Admin, cluster: str, *, offsets: bool, of_slaves: bool = True) -> Manifest:
+    """The users' topics, groups, offsets and accounts of a cluster. With `of_slaves`, a slave is asked where
+    a name has no master: it has copies of them. Raises as `client.admin`."""
     addresses = await masters(admin, cluster=cluster)
+    if of_slaves:
+        for name, data in (await admin.cluster_info()).broker_addr_table.items():
+            if cluster in ("", data.cluster) and name not in addresses and data.broker_addrs:
+                addresses[name] = readable(data)
     topics: dict[str, dict[str, Settings]] = {}
     groups: dict[str, dict[str, Settings]] = {}
     manifest = Manifest(brokers=broker_entries(await admin.cluster_info(), cluster))
@@ -116,7 +122,7 @@ class Plan:
 
 async def compare(admin: Admin, manifest: Manifest, cluster: str) -> Plan:
     """The changes that make the cluster equal to the manifest. Raises ConfigError for an unknown broker."""
-    there = await read_cluster(admin, cluster, offsets=True)
+    there = await read_cluster(admin, cluster, offsets=True, of_slaves=False)
     plan = Plan(await masters(admin, cluster=cluster), cluster)
     for kind, exported, present in (
         ("topic", manifest.topics, there.topics),
