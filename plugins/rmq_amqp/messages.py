@@ -76,6 +76,8 @@ _BROKERS: Final = (
 
 QUEUE_DELAY_MAX_MS: Final = 40 * 86_400_000
 OBJECT_TYPE: Final = "application/x-java-serialized-object"
+LETTERS_MAX: Final = 8_192
+"""Values of a map or stream whose types fit into a property: all properties together have 32,767 bytes."""
 EMPTY_BODY: Final = b"\0"
 """Body of a message without content: RocketMQ stores no empty body."""
 
@@ -242,26 +244,33 @@ def _json_value(value: Any) -> tuple[str, Any]:
 
 
 def _json_map(values: dict[Any, Any], properties: dict[str, str]) -> bytes:
-    """The JSON of a map with texts as names; nothing for another map."""
+    """The JSON of a map with texts as names; nothing for another map, and for too many types."""
     if not all(type(name) is str for name in values):
         return b""
     letters, plain = [], {}
     for name, value in values.items():
         letter, plain[name] = _json_value(value)
         letters.append(letter)
-    _put_letters(letters, properties)
+    if not _put_letters(letters, properties):
+        return b""
     return json.dumps(plain, ensure_ascii=False).encode()
 
 
 def _json_list(values: list[Any], properties: dict[str, str]) -> bytes:
     pairs = [_json_value(value) for value in values]
-    _put_letters([letter for letter, _ in pairs], properties)
+    if not _put_letters([letter for letter, _ in pairs], properties):
+        return b""
     return json.dumps([value for _, value in pairs], ensure_ascii=False).encode()
 
 
-def _put_letters(letters: list[str], properties: dict[str, str]) -> None:
-    if not set(letters) <= set(_JSON_OWN):
-        properties[BODY_TYPES] = "".join(letters)
+def _put_letters(letters: list[str], properties: dict[str, str]) -> bool:
+    """Note the types of values; False if they are too many for a property."""
+    if set(letters) <= set(_JSON_OWN):
+        return True
+    if len(letters) > LETTERS_MAX:
+        return False
+    properties[BODY_TYPES] = "".join(letters)
+    return True
 
 
 # ---- to a client ----

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Any, Final
 
@@ -150,7 +151,10 @@ class Temporary:
     def __init__(self, connection: Connection, kind: int) -> None:
         self.owner = connection
         self.kind = kind
-        self.address = connection.shared.add_temporary(self, f"{PREFIX}{connection.next_name()}")
+        # Whoever knows the address may send to it: nobody guesses it.
+        self.address = connection.shared.add_temporary(
+            self, f"{PREFIX}{connection.next_name()}-{secrets.token_urlsafe(12)}"
+        )
         self.line = Line(connection)
         self.consumers: dict[TemporaryConsumer, None] = {}
 

@@ -7,9 +7,9 @@ import uuid
 
 import pytest
 from rmq_amqp import sections
-from rmq_amqp.messages import encoded
-from rmq_amqp.sections import DATA, SEQUENCE, Sections, build, parse
-from rmq_amqp.values import Byte, Described, Malformed, Symbol, ULong, decode, encode
+from rmq_amqp.messages import encoded, to_client, to_store
+from rmq_amqp.sections import DATA, SEQUENCE, VALUE, Sections, build, parse
+from rmq_amqp.values import Byte, Described, Int, Malformed, Symbol, ULong, decode, encode
 
 from rmq.message import StoredMessage
 
@@ -145,3 +145,14 @@ def test_keys_of_a_map_with_the_same_hash_are_few(monkeypatch: pytest.MonkeyPatc
         with pytest.raises(Malformed, match="same hash"):
             decode(encode(dict.fromkeys(keys)))
         assert len(decode(encode({uuid.UUID(int=number): 1 for number in range(200)}))[0]) == 200
+
+
+@pytest.mark.parametrize("kind", [VALUE, SEQUENCE])
+def test_a_map_or_stream_of_many_types_fits_into_a_message(kind: int) -> None:
+    """The types of its values were a property, and properties have 32,767 bytes."""
+    numbers = [Int(number) for number in range(40_000)]
+    body = dict(zip(map(str, numbers), numbers, strict=True)) if kind == VALUE else numbers
+    stored = to_store(Sections(kind, body, message_id="ID:1"), "T", 1, "client")
+    assert sum(map(len, stored.properties.values())) < 1_000
+    got = to_client(StoredMessage("T", 0, 0, 0, 0, stored.body, stored.properties), 1, "T", 0, 1)
+    assert (got.kind, got.body) == (kind, body)

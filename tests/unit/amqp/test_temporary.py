@@ -48,6 +48,19 @@ async def test_any_connection_sends_to_a_temporary_queue_and_its_own_consumes(
             await two.consumer(other, address)
 
 
+async def test_nobody_guesses_the_address_of_a_temporary_queue(autojump_clock: MockClock) -> None:
+    async with cluster() as running, client(running) as one, client(running, "two") as two:
+        session, other = await one.session(), await two.session()
+        first, second = [
+            (await made(one, session, name=name)).remote_target.address.rpartition("-")[0] for name in "ab"
+        ]
+        assert first != second
+        relay = await two.producer(other, None)
+        for guess in (first, second, "rmq-temporary|1-1"):
+            outcome = await relay.send(text("forged", to=guess))
+            assert outcome.remote.condition.name == "amqp:not-found"
+
+
 async def test_a_temporary_topic_has_subscribers(autojump_clock: MockClock) -> None:
     async with cluster() as running, client(running) as one:
         session = await one.session()
