@@ -6,10 +6,11 @@ from typing import Any
 
 import anyio
 import pytest
-from rmq_amqp import shared
+from rmq_amqp import shared, transactions
 from rmq_amqp.shared import Shared
 from trio.testing import MockClock
 
+from rmq.broker.doors import DoorPeer
 from rmq.message import MessageQueue
 from tests.unit.amqp.client import ACCEPTED, Consumer, proton
 from tests.unit.amqp.messages import REJECTED, bodies, client, cluster, text
@@ -277,3 +278,44 @@ async def test_messages_of_open_transactions_have_a_share(
             await control.discharge(name, fails=True)
         name = await control.declare()
         assert (await send_within(producer, name, text("m"))).remote_state == TRANSACTIONAL
+
+
+@pytest.mark.parametrize("ending", ["rollback", "lost"])
+async def test_a_large_rollback_is_made_in_turns(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch, ending: str
+) -> None:
+    """100,000 half messages stopped the broker for 5 s."""
+    monkeypatch.setattr(transactions, "ENDS_OF_A_TURN", 10)
+    ended: list[str] = []
+    parts: list[int] = []
+    end, roll_back = DoorPeer.end_transaction, transactions.Transactions._end_halves
+
+    def counted(self: DoorPeer, group: str, name: str, *given: Any) -> None:
+        ended.append(name)
+        end(self, group, name, *given)
+
+    def measured(self: transactions.Transactions, halves: Any) -> None:
+        before = len(ended)
+        roll_back(self, halves)
+        parts.append(len(ended) - before)
+
+    monkeypatch.setattr(DoorPeer, "end_transaction", counted)
+    monkeypatch.setattr(transactions.Transactions, "_end_halves", measured)
+    async with cluster() as running, client(running, "two") as two:
+        await (await coordinator(two, await two.session())).declare()
+        async with client(running) as one:
+            session = await one.session()
+            control = await coordinator(one, session)
+            producer = await one.producer(session, "Orders")
+            name = await control.declare()
+            for number in range(35):
+                await send_within(producer, name, text(f"m{number}"))
+            if ending == "rollback":
+                assert (await control.discharge(name, fails=True)).remote_state == ACCEPTED
+                await anyio.sleep(1)
+                assert parts == [10, 10, 10, 5]
+        for _ in range(5):  # the broker asks for the end of the others
+            await anyio.sleep(60)
+            await two.session()  # the client is alive
+        assert len(set(ended)) == 35
+        await empty(await two.consumer(await two.session(), "Orders"))
