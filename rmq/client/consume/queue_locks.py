@@ -79,17 +79,23 @@ class QueueLocks:
     async def acquire(self, queues: Sequence[MessageQueue]) -> frozenset[MessageQueue]:
         """Take or renew the locks of queues of a broker; return the queues that are ours now. Raises as
         `Brokers.lock`. Cancelled: the broker may have given the locks."""
-        got, lock = await self._ask(queues)
+        address, connection = await self._connection(queues[0])
+        got, lock = await self._ask(queues, address, connection)
         self._locks.update(dict.fromkeys(got, lock))
         return got
 
-    async def _ask(self, queues: Sequence[MessageQueue]) -> tuple[frozenset[MessageQueue], _Lock]:
+    async def _connection(self, queue: MessageQueue) -> tuple[str, Connection]:
+        """The address of the queue's broker, and the connection to it."""
+        address = self._session.brokers.master(queue)
+        return address, await self._session.pool.connection(address)
+
+    async def _ask(
+        self, queues: Sequence[MessageQueue], address: str, connection: Connection
+    ) -> tuple[frozenset[MessageQueue], _Lock]:
         """The queues, of these, whose locks the broker gives, with their locks."""
         assert len({queue.broker_name for queue in queues}) == 1, "each broker locks its own queues"
         session = self._session
         asked_at = session.now()  # from now, not from the answer: the broker's time begins in between
-        address = session.brokers.master(queues[0])
-        connection = await session.pool.connection(address)
         got = await session.brokers.lock(address, self._group, session.client_id, queues)
         return got, _Lock(asked_at + TRUST_SECONDS, connection)
 
@@ -131,8 +137,9 @@ class QueueLocks:
         on_renewed: Callable[[MessageQueue], None],
         on_lost: Callable[[MessageQueue], None],
     ) -> None:
-        """Renew the locks of the queues that `queues` returns, until cancelled. `is_overtaken` asks the
-        broker whether the group is further in a queue than this member."""
+        """Renew our locks of the queues that `queues` returns, until cancelled. A lock that was released is
+        not taken again: the next member would wait for its time-out. `is_overtaken` asks the broker whether
+        the group is further in a queue than this member."""
         interval = self._session.config.lock_interval_ms / 1000
         pause = interval
         while True:
@@ -155,20 +162,22 @@ class QueueLocks:
         on_renewed: Callable[[MessageQueue], None],
         on_lost: Callable[[MessageQueue], None],
     ) -> None:
-        before = {queue: self._locks.get(queue) for queue in queues}
-        got, lock = await self._ask(queues)
+        address, connection = await self._connection(queues[0])
+        # Only now: while another broker, or the connection, was waited for, locks may have been released.
+        before = {queue: self._locks[queue] for queue in queues if queue in self._locks}
+        if not before:
+            return
+        got, lock = await self._ask([*before], address, connection)
         # A granted lock is not enough: if it could have expired at the broker since the last renewal, another
         # member may have had it, and have consumed more than this one.
         now = self._session.now()
-        kept = {
-            queue: old for queue, old in before.items() if queue in got and old and old.is_unexpired_at(now)
-        }
+        kept = {queue: old for queue, old in before.items() if queue in got and old.is_unexpired_at(now)}
         # Over a new connection the broker may have been restarted, and another member may have had the queue.
         # That member commits before it gives a queue up.
         doubtful = [queue for queue, old in kept.items() if old.connection is not lock.connection]
         lost = await _of_which(doubtful, is_overtaken)
         self._locks.update({queue: lock for queue in got if before[queue] is self._locks.get(queue)})
-        for queue in queues:
+        for queue in before:
             if queue in kept and queue not in lost:
                 on_renewed(queue)
             else:
