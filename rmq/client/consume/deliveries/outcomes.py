@@ -241,9 +241,10 @@ class Deliveries:
 
     async def _on_timeout(self, message: PulledMessage) -> None:
         """Send back a message whose handler does not end; the handler runs on, and its end has no effect."""
-        seconds = self.timeouts.seconds
+        seconds, window, options = self.timeouts.seconds, _window(message), self._options
+        if message.queue_offset not in window:
+            return  # it has ended since the look at it, while another message was sent back
         log.warning("%s: %s has been in its handler for more than %g s", self.group, named(message), seconds)
-        window, options = _window(message), self._options
         if options.ordered or options.broadcasting or window.is_dropped:
             return
         reason, limit = f"not consumed within {seconds:g} s", self._max_reconsume_times

@@ -174,6 +174,24 @@ class TestDeliveries:
                 raise AssertionError(f"delivered here too: {await take(consumer, 1)}")
         assert offsets(setting.cluster)[0] == 2
 
+    async def test_what_ends_while_another_late_message_is_sent_back_is_not_sent_back(
+        self, setting: World, clock: MockClock
+    ) -> None:
+        fill(setting.cluster, 2, queues=1)
+        setting.cluster["a"].script(BACK, HANG)  # the first takes until its time-out
+
+        async def handle(message: StoredMessage) -> None:
+            await trio.sleep(65)
+
+        async with (
+            setting.connect(consume_timeout_ms=60_000) as client,
+            client.consumer("g", {"T": "*"}, consume_from="first") as consumer,
+        ):
+            with trio.move_on_after(90):
+                await consumer.run(handle)
+        assert setting.cluster["a"].count(BACK) == 1
+        assert offsets(setting.cluster)[0] == 2
+
     async def test_the_verbs_of_a_delivery(self, setting: World, clock: MockClock) -> None:
         fill(setting.cluster, 4, queues=1)
         async with (
