@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Mapping, Sized
 from contextvars import copy_context
 from functools import partial
@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Final
 
 import anyio
+import anyio.abc
 
 from rmq.client.consume.consumer import BURST
 from rmq.client.consume.dispatch import ReadyQueue
@@ -18,7 +19,7 @@ from rmq.client.consume.isolation import Isolated
 from rmq.client.consume.retry import Backoff, Retry
 from rmq.client.consume.subscription import OnError, Sql
 from rmq.client.consume.workers import Workers
-from rmq.client.reading.simple_consumer import FAILURES, ReceivedMessage, SimpleConsumer
+from rmq.client.reading.simple_consumer import FAILURES, Place, ReceivedMessage, SimpleConsumer, place_of
 from rmq.client.session.requests import LEAVING_SECONDS
 from rmq.client.session.session import PASSING, Session
 from rmq.errors import NETWORK_ERRORS, NoRoute, check_callable, check_number
@@ -173,9 +174,13 @@ class LeasedConsumer(AsyncResource):
         self._ready.close()
         self._has_room.set()
         self._receiving.cancel()
+        silent = Counter[str]()
         async with anyio.create_task_group() as tasks:
             for _ in range(min(RELEASES_AT_ONCE, len(waiting))):
-                tasks.start_soon(self._release_all, waiting)
+                tasks.start_soon(self._release_all, waiting, silent)
+        for broker, count in silent.items():
+            text = "%s: broker %s cannot be reached: %d messages are redelivered when their leases end"
+            log.warning(text, self.group, broker, count)
 
     async def run(self, handler: Handler, *, concurrency: int = 20) -> None:
         """Call `handler` with each message, up to `concurrency` at a time, until the consumer drains or its
@@ -199,7 +204,7 @@ class LeasedConsumer(AsyncResource):
             self._running.add(scope)
             try:
                 async with anyio.create_task_group() as around:
-                    around.start_soon(self._renew)
+                    around.start_soon(self._renew, around)
                     around.start_soon(self._acknowledge)
                     async with anyio.create_task_group() as tasks:
                         tasks.start_soon(self._receive, concurrency)
@@ -243,7 +248,7 @@ class LeasedConsumer(AsyncResource):
                 await anyio.sleep(FAILED_SECONDS)
                 continue
             if self._is_stopping:
-                await self._release_all(deque(found))
+                await self._release_all(deque(found), Counter())
                 return
             is_fast = lasted < FAST_SECONDS and self._handled - handled >= size // 2
             if is_fast and len(found) >= room:
@@ -325,12 +330,18 @@ class LeasedConsumer(AsyncResource):
         text = "%s: message %s is redelivered when its lease ends: %s"
         log.warning(text, self.group, message.message_id, error)
 
-    async def _release_all(self, messages: deque[ReceivedMessage]) -> None:
-        """Give back messages that no handler has seen."""
+    async def _release_all(self, messages: deque[ReceivedMessage], silent: Counter[str]) -> None:
+        """Give back messages that no handler has seen. In `silent` are the brokers that did not answer, with
+        the number of their messages: they are asked once, not for each message."""
         while messages:
             message = messages.popleft()
+            if message.broker_name in silent:
+                silent[message.broker_name] += 1
+                continue
             try:
                 await self._inner.release(message)
+            except (*NETWORK_ERRORS, NoRoute):
+                silent[message.broker_name] += 1
             except FAILURES as error:
                 self._log_failed_nack(message, error)
 
@@ -351,33 +362,66 @@ class LeasedConsumer(AsyncResource):
     async def _send_acks(self) -> None:
         """Send one batch of acknowledgements; a failed one is retried as long as its lease lasts."""
         some, self._acks = self._acks[:ACKS_MAX], self._acks[ACKS_MAX:]
-        try:
-            with anyio.CancelScope(shield=True):  # else the broker's state of each message is unknown
-                await self._inner.ack(*some)
-        except FAILURES as error:
-            now = self._session.now()
-            passes = isinstance(error, (*NETWORK_ERRORS, NoRoute, *PASSING))
-            left = [message for message in some if passes and message.expires_at > now]
-            self._acks += left
-            text = "%s: %d messages are not acknowledged, %d are tried again: %s"
-            log.warning(text, self.group, len(some), len(left), error)
-            if left:
-                await anyio.sleep(FAILED_SECONDS)
+        by_place: dict[Place, list[ReceivedMessage]] = {}
+        for message in some:
+            by_place.setdefault(place_of(message), []).append(message)
+        left: list[ReceivedMessage] = []
+        with anyio.CancelScope(shield=True):  # else the broker's state of each message is unknown
+            if len(by_place) == 1:
+                await self._ack(some, left)
+            else:
+                async with anyio.create_task_group() as tasks:  # brokers that hang do so at the same time
+                    for mine in by_place.values():
+                        tasks.start_soon(self._ack, mine, left)
+        if left:
+            await anyio.sleep(FAILED_SECONDS)
 
-    async def _renew(self) -> None:
-        """Extend the leases of all messages of this consumer, before a third of their time is left."""
+    async def _ack(self, some: list[ReceivedMessage], left: list[ReceivedMessage]) -> None:
+        """Acknowledge messages of one broker; those to be tried again are also added to `left`."""
+        try:
+            await self._inner.ack(*some)
+        except FAILURES as error:
+            again = [message for message in some if self._passes(error, message)]
+            self._acks += again
+            left += again
+            text = "%s: %d messages are not acknowledged, %d are tried again: %s"
+            log.warning(text, self.group, len(some), len(again), error)
+
+    def _passes(self, error: Exception, message: ReceivedMessage) -> bool:
+        """True if a request for the message that failed with `error` may succeed before its lease ends."""
+        is_passing = isinstance(error, (*NETWORK_ERRORS, NoRoute, *PASSING))
+        return is_passing and message.expires_at > self._session.now()
+
+    async def _renew(self, tasks: anyio.abc.TaskGroup) -> None:
+        """Extend the leases of all messages of this consumer, before a third of their time is left: at each
+        broker by itself, as a broker that hangs must not hold up the others."""
+        busy = set[str]()
         while True:
             await anyio.sleep(self._lease / 3)
             soon = self._session.now() + 2 * self._lease / 3
-            waiting = self._ready.entries
-            for message in [*self._working, *waiting]:
-                if message.expires_at < soon and (message in self._working or message in waiting):
-                    try:
-                        await self._inner.extend(message, self._lease)
-                    except FAILURES as error:
-                        log.warning(
-                            "%s: cannot extend the lease of message %s: %s",
-                            self.group,
-                            message.message_id,
-                            error,
-                        )
+            by_broker: dict[str, deque[ReceivedMessage]] = {}
+            for message in [*self._working, *self._ready.entries]:
+                if message.expires_at < soon:
+                    by_broker.setdefault(message.broker_name, deque()).append(message)
+            for broker in by_broker.keys() - busy:
+                busy.add(broker)
+                tasks.start_soon(self._extend_all, broker, by_broker[broker], busy)
+
+    async def _extend_all(self, broker: str, messages: deque[ReceivedMessage], busy: set[str]) -> None:
+        """Extend the leases of messages of one broker, which is `busy` meanwhile. A failure that passes is
+        tried again as long as the lease lasts."""
+        try:
+            while messages:
+                message = messages.popleft()
+                if message not in self._working and message not in self._ready.entries:
+                    continue
+                try:
+                    await self._inner.extend(message, self._lease)
+                except FAILURES as error:
+                    text = "%s: cannot extend the lease of message %s: %s"
+                    log.warning(text, self.group, message.message_id, error)
+                    if self._passes(error, message):
+                        messages.append(message)
+                        await anyio.sleep(min(FAILED_SECONDS, self._lease / 30))
+        finally:
+            busy.discard(broker)

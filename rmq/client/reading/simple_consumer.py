@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from math import ceil
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
@@ -72,7 +73,7 @@ log = logging.getLogger("rmq.client.consumer")
 
 
 @frozen
-class _Place:
+class Place:
     """A topic at a broker."""
 
     topic: str
@@ -83,7 +84,7 @@ class _Place:
 class _Take:
     """Messages of a queue in one answer: the parts of their handles without the offset."""
 
-    place: _Place
+    place: Place
     start: int
     taken: int
     invisible: int
@@ -128,6 +129,11 @@ class ReceivedMessage(PulledMessage):
         await self._consumer.extend(self, seconds)
 
 
+def place_of(message: ReceivedMessage) -> Place:
+    """The topic and the broker that a message was received from."""
+    return message._take.place
+
+
 _RECEIVED: Final = quickest(ReceivedMessage)
 
 
@@ -170,14 +176,14 @@ class SimpleConsumer(AsyncResource):
         self._member: TakingMember | None = None
         self._problem = problem
         self._taker = Taker(self._subscriptions, workers or Workers(), self._stopped)
-        self._unanswered: dict[_Place, tuple[float, float, str]] = {}
+        self._unanswered: dict[Place, tuple[float, float, str]] = {}
         """The time since when a broker has answered nothing, its time-out, and the last failure."""
         self._ready: list[ReceivedMessage] = []
         self._arrived = anyio.Event()
-        self._polling: set[_Place] = set()
-        self._paused: dict[_Place, float] = {}
+        self._polling: set[Place] = set()
+        self._paused: dict[Place, float] = {}
         self._pops = Pops(session)
-        self._known: set[_Place] = set()
+        self._known: set[Place] = set()
         """Places whose brokers have this member's heartbeat, or soon will."""
         self._error: Exception | None = None
 
@@ -274,19 +280,19 @@ class SimpleConsumer(AsyncResource):
         taken, self._ready = kept[:most], kept[most:]
         return taken
 
-    async def _places(self) -> list[_Place]:
+    async def _places(self) -> list[Place]:
         """The brokers of each topic. Raises NoRoute."""
-        places: dict[_Place, None] = {}
+        places: dict[Place, None] = {}
         for topic in self._subscriptions:
             rotation = await self._session.rotation(topic, self._session.brokers.timeout)
             for queue in rotation.route.subscribe_queues:
-                places[_Place(topic, queue.broker_name)] = None
+                places[Place(topic, queue.broker_name)] = None
         if not self._known.issuperset(places):
             self._known.update(places)
             self._scope.tasks.start_soon(self._session.join, self.group)
         return list(places)
 
-    def _poll(self, places: Iterable[_Place], most: int, wait: float, invisible: float) -> None:
+    def _poll(self, places: Iterable[Place], most: int, wait: float, invisible: float) -> None:
         """Ask each broker that is not being asked."""
         now = self._session.now()
         for place in places:
@@ -294,7 +300,7 @@ class SimpleConsumer(AsyncResource):
                 self._polling.add(place)
                 self._scope.tasks.start_soon(self._ask, place, most, wait, invisible)
 
-    async def _ask(self, place: _Place, most: int, wait: float, invisible: float) -> None:
+    async def _ask(self, place: Place, most: int, wait: float, invisible: float) -> None:
         """Poll a broker once, and keep its messages."""
         since, _, trouble = self._unanswered.get(place, (self._session.now(), 0.0, ""))
         self._unanswered[place] = since, max(UNANSWERED_SECONDS, 2 * wait), trouble
@@ -318,7 +324,7 @@ class SimpleConsumer(AsyncResource):
             self._arrived.set()
             self._arrived = anyio.Event()
 
-    async def _pop(self, place: _Place, most: int, wait: float, invisible: float) -> list[ReceivedMessage]:
+    async def _pop(self, place: Place, most: int, wait: float, invisible: float) -> list[ReceivedMessage]:
         session, subscribed = self._session, self._subscriptions[place.topic]
         invisible_ms, asked_at = round(invisible * 1000), session.now()
         header = PopMessageRequestHeader(
@@ -327,7 +333,9 @@ class SimpleConsumer(AsyncResource):
             -1,
             most,
             invisible_ms,
-            round(wait * 1000),
+            ceil(
+                wait * 1000
+            ),  # not less: the rest of the wait would be spent on requests that wait for nothing
             session.now_ms(),
             self._init_mode,
             subscribed.expression_type,
@@ -341,7 +349,7 @@ class SimpleConsumer(AsyncResource):
         arrived = max(asked_at, session.now() - wait)
         return self._read(response, place, arrived + invisible if wait == 0 else session.now() + invisible)
 
-    def _read(self, response: Command, place: _Place, expires_at: float) -> list[ReceivedMessage]:
+    def _read(self, response: Command, place: Place, expires_at: float) -> list[ReceivedMessage]:
         """The messages of a pop's answer. Raises CorruptRecord."""
         fields = response.read(PopMessageResponseHeader)
         starts = parse_start_offsets(fields.start_offset_info)
@@ -371,21 +379,27 @@ class SimpleConsumer(AsyncResource):
         """Acknowledge messages: they are never redelivered. Each broker gets one request.
 
         Raises ResponseError (NO_MESSAGE) when the lease of a message has ended or another consumer has the
-        message; the other messages are acknowledged. Raises NoRoute and network errors. Cancelled: the
-        messages may or may not be acknowledged.
+        message; the other messages are acknowledged. Raises NoRoute and network errors; the messages of other
+        brokers are acknowledged. Cancelled: the messages may or may not be acknowledged.
         """
         if len(messages) == 1:
             await self._call(messages[0], codes.ACK_MESSAGE, self._ack_header(messages[0]))
             return
-        by_place: dict[_Place, dict[_Take, list[int]]] = {}
+        by_place: dict[Place, dict[_Take, list[int]]] = {}
         takes: dict[_Take, list[int]] = {}
         for message in messages:
             take = message._take
             if take not in takes:
                 takes[take] = by_place.setdefault(take.place, {})[take] = []
             takes[take].append(message.queue_offset)
+        failure: Exception | None = None
         for place, some in by_place.items():
-            await self._ack_batch(place, some)
+            try:
+                await self._ack_batch(place, some)
+            except FAILURES as error:  # the brokers of the other messages may work
+                failure = failure or error
+        if failure is not None:
+            raise failure
 
     def _ack_header(self, message: ReceivedMessage) -> AckMessageRequestHeader:
         return AckMessageRequestHeader(*self._names(message), message.handle, message.queue_offset)
@@ -395,7 +409,7 @@ class SimpleConsumer(AsyncResource):
         take = message._take
         return self.group, real_topic(take.place.topic, self.group, take.kind), take.queue_id
 
-    async def _ack_batch(self, place: _Place, takes: Mapping[_Take, Sequence[int]]) -> None:
+    async def _ack_batch(self, place: Place, takes: Mapping[_Take, Sequence[int]]) -> None:
         acks = []
         for take, offsets in takes.items():
             first = min(take.start, min(offsets))
@@ -453,7 +467,7 @@ class SimpleConsumer(AsyncResource):
         return await self._session.brokers.call(address, code, header)
 
 
-def _take_of(place: _Place, message: ReceivedMessage, handle: str) -> _Take | None:
+def _take_of(place: Place, message: ReceivedMessage, handle: str) -> _Take | None:
     """The take in a handle of RocketMQ's form; None when the property is not this delivery's handle: the
     message may have been copied with it."""
     words = handle.split(" ")

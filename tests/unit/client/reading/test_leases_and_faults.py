@@ -1,5 +1,5 @@
 """Consumers of single messages while something is wrong: damage from a broker, cancellation of the handlers'
-block."""
+block, one of two brokers that refuses or hangs."""
 
 from __future__ import annotations
 
@@ -9,11 +9,14 @@ import anyio
 import pytest
 
 import rmq
+from rmq.client.reading.simple_consumer import ReceivedMessage
 from rmq.message import StoredMessage
 from rmq.protocol import codes
+from rmq.protocol.codes import ResponseCode
 from rmq.protocol.command import Command
 from rmq.remoting.connection import Connection
 from rmq.testing.cluster import Cluster
+from rmq.testing.front import HANG
 
 from ..conftest import Play
 from ..consume.consuming import fill
@@ -111,5 +114,120 @@ def test_what_handlers_have_finished_is_acknowledged(in_memory: Play, cluster: C
                 await consumer.aclose()
         async with world.connect() as client, client.simple_consumer("g", {"T": "*"}) as other:
             assert await other.receive(wait=90) == []
+
+    in_memory(scenario, cluster)
+
+
+@pytest.fixture
+def two() -> Cluster:
+    return Cluster("a", "b", topics={"T": 1})
+
+
+def test_a_broker_that_refuses_acknowledgements_keeps_none_from_the_others(
+    in_memory: Play, two: Cluster
+) -> None:
+    async def scenario(world: World) -> None:
+        for broker in "ab":
+            fill(two, 2, queues=1, broker=broker)
+        async with (
+            world.connect() as client,
+            client.simple_consumer("g", {"T": "*"}, consume_from="first") as consumer,
+        ):
+            found: list[ReceivedMessage] = []
+            while len(found) < 4:
+                found += await consumer.receive()
+            for broker in "ab":
+                two[broker].script(codes.BATCH_ACK_MESSAGE, ResponseCode.SYSTEM_ERROR)
+                with pytest.raises(rmq.ResponseError):
+                    await consumer.ack(*found)
+            assert two["a"].count(codes.BATCH_ACK_MESSAGE) == two["b"].count(codes.BATCH_ACK_MESSAGE) == 2
+
+    in_memory(scenario, two)
+
+
+async def runs_while(
+    world: World, seen: list[tuple[str, bytes]], seconds: float, handling_seconds: float
+) -> None:
+    """Consume for some time, with handlers that take some time for each message."""
+
+    async def handle(message: StoredMessage) -> None:
+        seen.append((message.broker_name, message.body))
+        await anyio.sleep(handling_seconds)
+
+    async with (
+        world.connect() as client,
+        client.consumer("g", {"T": "*"}, per_message=True, consume_from="first") as consumer,
+    ):
+        with anyio.move_on_after(seconds):
+            await consumer.run(handle, concurrency=40)
+
+
+@pytest.mark.parametrize("refusal", [ResponseCode.SYSTEM_ERROR, HANG])
+def test_what_was_handled_is_acknowledged_where_the_broker_takes_it(
+    in_memory: Play, two: Cluster, refusal: Any
+) -> None:
+    seen: list[tuple[str, bytes]] = []
+
+    async def scenario(world: World) -> None:
+        for broker in "ab":
+            fill(two, 4, queues=1, broker=broker)
+        two["a"].hook(codes.BATCH_ACK_MESSAGE, refusal)
+        await runs_while(world, seen, 300, 0.0)
+        assert sorted(body for broker, body in seen if broker == "b") == [b"0", b"1", b"2", b"3"]
+
+    in_memory(scenario, two)
+
+
+def test_a_broker_that_hangs_lets_no_leases_of_others_end(in_memory: Play, two: Cluster) -> None:
+    """Leases were renewed one after another: 30 requests that nobody answers take longer than a lease."""
+    seen: list[tuple[str, bytes]] = []
+
+    async def scenario(world: World) -> None:
+        fill(two, 30, queues=1, broker="a")
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(runs_while, world, seen, 280, 300)
+            await anyio.sleep(1)
+            fill(two, 4, queues=1, broker="b")
+            await anyio.sleep(1)
+            for code in (codes.CHANGE_MESSAGE_INVISIBLETIME, codes.POP_MESSAGE):
+                two["a"].hook(code, HANG)
+        assert sorted(body for broker, body in seen if broker == "b") == [b"0", b"1", b"2", b"3"]
+
+    in_memory(scenario, two)
+
+
+def test_a_lease_whose_renewal_fails_is_renewed_before_it_ends(in_memory: Play, cluster: Cluster) -> None:
+    seen: list[tuple[str, bytes]] = []
+
+    async def scenario(world: World) -> None:
+        fill(cluster, 1)
+        cluster["a"].script(codes.CHANGE_MESSAGE_INVISIBLETIME, *[ResponseCode.SYSTEM_BUSY] * 2)
+        await runs_while(world, seen, 200, 150)
+        assert seen == [("a", b"0")]
+
+    in_memory(scenario, cluster)
+
+
+def test_a_broker_that_hangs_does_not_hold_up_a_drain(in_memory: Play, cluster: Cluster) -> None:
+    """Each message that waits for a handler is given back: 100 of them, 16 at a time, took 21 s."""
+    stop = anyio.Event()
+
+    async def handle(message: StoredMessage) -> None:
+        await stop.wait()
+
+    async def scenario(world: World) -> None:
+        fill(cluster, 300)
+        async with (
+            world.connect() as client,
+            client.consumer("g", {"T": "*"}, per_message=True, consume_from="first") as consumer,
+            anyio.create_task_group() as tasks,
+        ):
+            tasks.start_soon(lambda: consumer.run(handle, concurrency=100))
+            await anyio.sleep(5)
+            assert consumer.in_flight >= 150
+            cluster["a"].hook(codes.CHANGE_MESSAGE_INVISIBLETIME, HANG)
+            stop.set()
+            with anyio.fail_after(5):
+                assert await consumer.drain(2)
 
     in_memory(scenario, cluster)
