@@ -15,15 +15,17 @@ import anyio
 from attrs import evolve
 
 from rmq.client.produce.outgoing import BATCH, SEND, Outgoing
-from rmq.client.produce.sender import Sender, check_timeout
+from rmq.client.produce.sender import SendAttempts, Sender, check_timeout
 from rmq.client.session.results import SendResult
 from rmq.client.session.routes import select_by_key
 from rmq.errors import (
     NETWORK_ERRORS,
+    NoRoute,
     RequestCodeNotSupported,
     SendFailed,
     ServiceNotAvailable,
     SystemBusy,
+    WindowFull,
 )
 from rmq.message import RETRY_PREFIX, MessageQueue
 from rmq.protocol.codes import IDEMPOTENT_SEND
@@ -44,10 +46,11 @@ _NO_DEDUPLICATION: Final = (
 
 FIRST_PAUSE_SECONDS: Final = 0.1
 LONGEST_PAUSE_SECONDS: Final = 1.0
+SHORTEST_SECONDS: Final = 0.001
 DELAYING: Final = ("DELAY", PROPERTY_DELAY_MS, PROPERTY_DELAY_SEC, PROPERTY_DELIVER_MS)
-AGAIN: Final = (*NETWORK_ERRORS, SystemBusy, ServiceNotAvailable)
-"""Errors after which the client asks the same broker again: it may have stored the message, or does so
-soon."""
+AGAIN: Final = (*NETWORK_ERRORS, SystemBusy, ServiceNotAvailable, NoRoute, WindowFull)
+"""Errors after which the client asks the same broker again: it may have stored the message, or does so soon,
+also when it has no master or no room for a while."""
 
 
 class IdempotentSender(Sender):
@@ -82,17 +85,18 @@ class IdempotentSender(Sender):
             return await super().send(outgoing, queue, sharding_key, timeout)
         numbered = self._number(outgoing)
         attempts: list[tuple[str, BaseException, float]] = []
-        began, pauses = session.now(), 0
+        began, pauses, course = session.now(), 0, self._course(session.now(), timeout)
         while True:
             left = until - session.now()
             try:
-                seconds = max(min(self.timeout, left), 0.001)
-                return await super().send(numbered, chosen, None, seconds)
+                return await self._once(numbered, chosen, max(left, SHORTEST_SECONDS))
             except RequestCodeNotSupported:
                 log.info(_NO_DEDUPLICATION, chosen.broker_name)
                 self._without.add(chosen.broker_name)
-                return await super().send(outgoing, queue, sharding_key, max(left, 0.001))
+                return await super().send(outgoing, queue, sharding_key, max(left, SHORTEST_SECONDS))
             except AGAIN as error:
+                if isinstance(error, NoRoute) and not attempts and self._gives_up(error, outgoing, course):
+                    raise  # nothing can have been stored
                 attempts.append((chosen.broker_name, error.with_traceback(None), session.now() - began))
                 pause = exponential_backoff(FIRST_PAUSE_SECONDS, pauses, LONGEST_PAUSE_SECONDS)
                 pause *= session.chance.uniform(0.5, 1.0)
@@ -101,6 +105,21 @@ class IdempotentSender(Sender):
             pauses += 1
             session.refresh_soon(outgoing.topic)
             await anyio.sleep(pause)
+
+    def _gives_up(self, error: NoRoute, outgoing: Outgoing, course: SendAttempts) -> bool:
+        """True if a route that is missing will probably stay so."""
+        return error.refused or self._is_over(error, outgoing.topic, course)
+
+    async def _once(self, numbered: Outgoing, chosen: MessageQueue, left: float) -> SendResult:
+        """An attempt within `left` seconds. It waits as long for room, for a master, and for a connection,
+        but for its answer no longer than `send_timeout_ms`."""
+        session, seconds = self._session, min(self.timeout, left)
+        broker = chosen.broker_name
+        if session.windows.of(broker).room and session.connection(broker) is not None:
+            return await super().send(numbered, chosen, None, seconds)
+        return await self._patiently(
+            numbered, chosen, None, SendAttempts(session.now(), 0, seconds, left, left)
+        )
 
     async def _chosen(
         self,

@@ -65,7 +65,7 @@ SHORTEST_PAUSE_SECONDS: Final = 0.001
 
 
 @define
-class _SendAttempts:
+class SendAttempts:
     """Attempts of a send. Times are in seconds of the loop's clock."""
 
     began: float
@@ -225,10 +225,10 @@ class Sender:
             course.chosen = chosen if is_free else None
         return await self._patiently(outgoing, queue, sharding_key, course)
 
-    def _course(self, now: float, timeout: float | None) -> _SendAttempts:
+    def _course(self, now: float, timeout: float | None) -> SendAttempts:
         if timeout is None:
-            return _SendAttempts(now, self._retries, self.timeout, self._queue_seconds)
-        return _SendAttempts(now, self._retries, timeout, timeout, timeout)
+            return SendAttempts(now, self._retries, self.timeout, self._queue_seconds)
+        return SendAttempts(now, self._retries, timeout, timeout, timeout)
 
     async def send_oneway(
         self, outgoing: Outgoing, queue: MessageQueue | None = None, sharding_key: str | None = None
@@ -268,7 +268,7 @@ class Sender:
         return rotation
 
     async def _patiently(
-        self, outgoing: Outgoing, fixed: MessageQueue | None, sharding_key: str | None, course: _SendAttempts
+        self, outgoing: Outgoing, fixed: MessageQueue | None, sharding_key: str | None, course: SendAttempts
     ) -> SendResult:
         """Send with all waits: for a route, for room, for a connection, and for retries. During a pause the
         send stays in its broker's window, so that later sends wait and do not try, too."""
@@ -303,7 +303,7 @@ class Sender:
             if inside is not None:
                 inside.leave()
 
-    async def _search(self, topic: str, course: _SendAttempts) -> Rotation:
+    async def _search(self, topic: str, course: SendAttempts) -> Rotation:
         """The route of a topic that has none, or none that can be written. Raises NoRoute."""
         session = self._session
         if course.limit == math.inf:
@@ -315,7 +315,7 @@ class Sender:
             raise session.name_servers.unanswered(topic, course.limit)
         raise search.last.with_traceback(None)
 
-    async def _found(self, topic: str, course: _SendAttempts) -> Rotation:
+    async def _found(self, topic: str, course: SendAttempts) -> Rotation:
         """Wait for a route: of many sends that wait for one, a single send queries repeatedly, and the others
         use its results."""
         session = self._session
@@ -344,7 +344,7 @@ class Sender:
             del session.searches[topic]
             search.over.set()
 
-    def _asking_seconds(self, course: _SendAttempts) -> float:
+    def _asking_seconds(self, course: SendAttempts) -> float:
         """Seconds that name servers may take now. A send with a limit has their errors before its own end."""
         seconds = min(self.timeout, course.timeout)
         if course.limit == math.inf:
@@ -353,7 +353,7 @@ class Sender:
         return max(min(seconds, left), SHORTEST_PAUSE_SECONDS)
 
     def _queue(
-        self, fixed: MessageQueue | None, key: str | None, rotation: Rotation | None, course: _SendAttempts
+        self, fixed: MessageQueue | None, key: str | None, rotation: Rotation | None, course: SendAttempts
     ) -> MessageQueue:
         """The queue of the next attempt."""
         if fixed is not None:
@@ -370,7 +370,7 @@ class Sender:
         return rotation.next(busy) if rotation.has_other(busy) else self._next(rotation, course.tried, now)
 
     async def _attempt(
-        self, outgoing: Outgoing, queue: MessageQueue, course: _SendAttempts, rotation: Rotation | None
+        self, outgoing: Outgoing, queue: MessageQueue, course: SendAttempts, rotation: Rotation | None
     ) -> SendResult:
         """Send a request to a queue's broker, as soon as a connection takes it."""
         session, broker = self._session, queue.broker_name
@@ -392,7 +392,7 @@ class Sender:
         course.asked = seconds
         return await self._exchange(connection, outgoing, queue, now, seconds)
 
-    async def _room(self, connection: Connection, queue: MessageQueue, course: _SendAttempts) -> None:
+    async def _room(self, connection: Connection, queue: MessageQueue, course: SendAttempts) -> None:
         """Wait until earlier writes are in flight."""
         session = self._session
         patience = course.patience_left(session.now())
@@ -449,7 +449,7 @@ class Sender:
         self,
         error: RmqError,
         topic: str,
-        course: _SendAttempts,
+        course: SendAttempts,
         rotation: Rotation | None,
         *,
         is_free: bool,
@@ -486,7 +486,7 @@ class Sender:
         pause = error.wait_seconds if isinstance(error, SystemBusy) else 0.0
         return max(self._pause(course), min(pause, course.patience_left(self._session.now())))
 
-    def _pause(self, course: _SendAttempts) -> float:
+    def _pause(self, course: SendAttempts) -> float:
         """Seconds to the next attempt: longer each time, and random, so that many sends do not come
         together."""
         longest = exponential_backoff(FIRST_PAUSE_SECONDS, course.pauses, LONGEST_PAUSE_SECONDS)
@@ -494,11 +494,11 @@ class Sender:
         left = course.patience_left(self._session.now())
         return min(longest * self._session.chance.uniform(0.5, 1.0), max(left, SHORTEST_PAUSE_SECONDS))
 
-    def _give_up(self, error: RmqError, course: _SendAttempts, is_free: bool) -> NoReturn:
+    def _give_up(self, error: RmqError, course: SendAttempts, is_free: bool) -> NoReturn:
         last = course.end() if is_free else error
         raise last from (None if last is error else error)
 
-    def _is_over(self, error: RmqError, topic: str, course: _SendAttempts) -> bool:
+    def _is_over(self, error: RmqError, topic: str, course: SendAttempts) -> bool:
         """True if the send has waited long enough for the missing thing that an error names. An unknown
         topic, or a topic without write permission, is probably a mistake, which is reported soon."""
         patience = course.patience

@@ -10,11 +10,12 @@ import pytest
 
 import rmq
 from rmq.message import Message, MessageQueue
+from rmq.protocol.bodies import TopicRouteData
 from rmq.protocol.codes import IDEMPOTENT_SEND, RequestCode
 from rmq.protocol.command import Command
 from rmq.remoting.connection import Connection
 from rmq.testing.cluster import Cluster
-from rmq.testing.front import HANG
+from rmq.testing.front import CUT, HANG
 
 from ..conftest import Play
 from ..world import World
@@ -144,5 +145,69 @@ def test_the_time_has_an_end(in_memory: Play, knowing: Cluster) -> None:
                 with pytest.raises(rmq.SendFailed, match="did not answer"):
                     await producer.send(Message("T", b"x"), timeout=timeout)
                 assert seconds - 1.1 <= anyio.current_time() - began <= seconds
+
+    in_memory(scenario, knowing)
+
+
+def test_it_waits_for_room_as_long_as_other_sends(in_memory: Play) -> None:
+    cluster = Cluster("a", topics={"T": 2}, idempotent_send_keep_time=600_000)
+    cluster["a"].script(IDEMPOTENT_SEND, *[HANG] * 3)  # 9 s in which nobody else has room
+
+    async def scenario(world: World) -> None:
+        async with (
+            world.connect(send_window=1) as client,
+            client.producer("p", idempotent=True) as producer,
+            anyio.create_task_group() as tasks,
+        ):
+            for number in range(3):
+                tasks.start_soon(producer.send, Message("T", b"%d" % number))
+        assert sorted(message.body for message in cluster.sent("T")) == [b"0", b"1", b"2"]
+
+    in_memory(scenario, cluster)
+
+
+@pytest.mark.parametrize("connected", [False, True])
+def test_it_waits_for_a_master_as_long_as_other_sends(in_memory: Play, connected: bool) -> None:
+    cluster = Cluster("a", topics={"T": 2}, idempotent_send_keep_time=600_000)
+    names = cluster.name_servers[0]
+
+    def without_a_master(request: Command, connection: Connection) -> Command | None:
+        answer = names.answer(request, connection)
+        if answer is not None and answer.code == 0:
+            route = TopicRouteData.from_json(answer.body)
+            for broker in route.broker_datas:
+                broker.broker_addrs = {1: broker.broker_addrs[0]}
+            answer.body = route.to_json()
+        return answer
+
+    async def scenario(world: World) -> None:
+        async with world.connect() as client, client.producer("p", idempotent=True) as producer:
+            await producer.send(Message("T", b"first"))
+            names.hook(RequestCode.GET_ROUTEINFO_BY_TOPIC, without_a_master)
+            session = client._session
+            assert session is not None
+            if connected:
+                cluster["a"].script(IDEMPOTENT_SEND, CUT)
+            else:
+                await session.refresh("T")
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(
+                    lambda: producer.send(Message("T", b"second"), queue=MessageQueue("T", "a", 0))
+                )
+                if connected:
+                    await session.refresh("T")
+                await anyio.sleep(20)
+                names.hook(RequestCode.GET_ROUTEINFO_BY_TOPIC, None)
+        assert sorted(message.body for message in cluster.sent("T")) == [b"first", b"second"]
+
+    in_memory(scenario, cluster)
+
+
+def test_a_broker_that_no_route_names_is_an_error_soon(in_memory: Play, knowing: Cluster) -> None:
+    async def scenario(world: World) -> None:
+        async with world.connect() as client, client.producer("p", idempotent=True) as producer:
+            await producer.send(Message("T", b"first"))
+            with anyio.fail_after(5), pytest.raises(rmq.NoRoute):
+                await producer.send(Message("T", b"second"), queue=MessageQueue("T", "nobody", 0))
 
     in_memory(scenario, knowing)
