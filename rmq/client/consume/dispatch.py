@@ -263,8 +263,7 @@ class MessageDispatch(Dispatch[PulledMessage]):
     def next(self) -> PulledMessage | None:
         ready = self.ready
         entries = ready.entries
-        while entries:
-            message = entries.popleft()
+        while (message := _popped(entries)) is not None:
             window = message.window
             assert window is not None
             if not window.is_dropped:
@@ -279,9 +278,10 @@ class MessageDispatch(Dispatch[PulledMessage]):
         if len(entries) > 1 and ready.parked:
             ready.wake()
         for _ in range(most):
-            if not entries:
+            try:
+                message = entries.popleft()
+            except IndexError:  # not a look before: threads may take from the queue at the same time
                 return
-            message = entries.popleft()
             window = message.window
             assert window is not None
             if not window.is_dropped:
@@ -290,8 +290,7 @@ class MessageDispatch(Dispatch[PulledMessage]):
     def take(self, most: int) -> list[PulledMessage]:
         ready, taken = self.ready, list[PulledMessage]()
         entries = ready.entries
-        while entries and len(taken) < most:
-            message = entries.popleft()
+        while len(taken) < most and (message := _popped(entries)) is not None:
             if message.window is not None and not message.window.is_dropped:
                 taken.append(message)
         if entries and ready.parked:

@@ -29,7 +29,7 @@ from rmq.client.consume.subscription import ConsumerOptions, Sql, subscriptions
 from rmq.client.consume.workers import Workers
 from rmq.client.session.health import ConsumerHealth, lag_of
 from rmq.client.session.session import Session
-from rmq.errors import ConfigError, LocalProtocolError, NoRoute, NotReady
+from rmq.errors import ConfigError, CorruptRecord, LocalProtocolError, NoRoute, NotReady
 from rmq.message import PROPERTY_REPLY_TO_CLIENT, RETRY_PREFIX, MessageQueue, StoredMessage
 from rmq.protocol.bodies import (
     ConsumeMessageDirectlyResult,
@@ -49,6 +49,14 @@ log = logging.getLogger("rmq.client.group_member")
 DRAINING_PART = 0.6
 """Share of `shutdown_timeout_ms` for messages in flight; the rest is for commits and for leaving the
 group."""
+
+
+def _is_request(message: PulledMessage) -> bool:
+    """True if the producer waits for a reply; False for damaged properties, which the handler meets."""
+    try:
+        return PROPERTY_REPLY_TO_CLIENT in message.properties
+    except CorruptRecord:
+        return False
 
 
 class GroupMember:
@@ -99,11 +107,7 @@ class GroupMember:
         self._metrics.pull(window.queue.topic, len(messages))
         # Reading properties costs as much as the rest of a delivery, so most consumers must not read them:
         # the first message of any pull shows a topic of requests, and `Session.is_replying` shows a replier.
-        self.has_requests = (
-            self.has_requests
-            or self._session.is_replying
-            or PROPERTY_REPLY_TO_CLIENT in messages[0].properties
-        )
+        self.has_requests = self.has_requests or self._session.is_replying or _is_request(messages[0])
         self.dispatch.put(messages)
         self.deliveries.came.set()
 

@@ -306,7 +306,7 @@ class Puller:
             self._on_progress()
             self._on_messages(messages)
         else:
-            if answer.next_offset != asked:
+            if answer.next_offset > asked:  # never back: messages of the window would be pulled twice
                 window.next_offset = answer.next_offset
                 self._on_progress()
             await self._paced(began, is_useless=answer.next_offset <= asked)

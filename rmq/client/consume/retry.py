@@ -13,7 +13,8 @@ from bisect import bisect_left
 from typing import TYPE_CHECKING, Final
 
 from rmq.client.consume.message_view import PulledMessage
-from rmq.errors import ConfigError, check_number, check_type
+from rmq.client.consume.process_queue import ProcessQueue
+from rmq.errors import ConfigError, CorruptRecord, check_number, check_type
 from rmq.protocol.properties import reason_of
 
 if TYPE_CHECKING:
@@ -150,9 +151,17 @@ def reason_text(error: Exception | None) -> str:
 
 def named(message: StoredMessage) -> str:
     """Words for a log that identify a message, with everything by which it can be found."""
+    window = message.window if isinstance(message, PulledMessage) else None
+    try:
+        return _named(message, window)
+    except CorruptRecord as error:
+        place = f" of {window.queue}" if window is not None else ""
+        return f"the damaged message at offset {message.queue_offset}{place} ({error})"
+
+
+def _named(message: StoredMessage, window: ProcessQueue | None) -> str:
     tag = f", tag {message.tags}" if message.tags else ""
     keys = f", keys {' '.join(message.keys)}" if message.keys else ""
-    window = message.window if isinstance(message, PulledMessage) else None
     lies_in = "" if window is None or window.queue.topic == message.topic else f"in {window.queue.topic}, "
     place = f"{lies_in}queue {message.queue_id} of {message.broker_name}, offset {message.queue_offset}"
     return f"message {message.message_id} of {message.topic} ({place}{tag}{keys})"

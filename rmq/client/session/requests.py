@@ -21,6 +21,7 @@ from rmq.errors import (
     AccessDenied,
     ConfigError,
     ConnectFailed,
+    CorruptRecord,
     NoPermission,
     NoRoute,
     NotNameServers,
@@ -460,12 +461,16 @@ class Brokers:
         `delay_ms` is any time, which brokers of rmq use in place of the level. `reason` is kept in a dead
         letter.
         """
+        try:
+            message_id, topic = message.message_id, with_namespace(self.namespace, message.topic)
+        except CorruptRecord:  # a message that the handler could not read: the broker finds it by its offset
+            message_id = topic = ""
         header = ConsumerSendMsgBackRequestHeader(
             message.physical_offset,
             group,
             delay_level,
-            message.message_id,
-            with_namespace(self.namespace, message.topic),
+            message_id,
+            topic,
             False,
             max_reconsume_times,
             message.broker_name,

@@ -28,6 +28,7 @@ from rmq.client.session.session import Session
 from rmq.errors import (
     NETWORK_ERRORS,
     AskerGone,
+    CorruptRecord,
     InvalidBody,
     ResponseError,
     RmqError,
@@ -172,7 +173,10 @@ class Deliveries:
 
     def drop_expired(self, message: PulledMessage) -> bool:
         """Finish a request whose requester no longer waits; return whether the message was such a request."""
-        until, now_ms = asker_waits_until(message), self._session.now_ms()
+        try:
+            until, now_ms = asker_waits_until(message), self._session.now_ms()
+        except CorruptRecord:
+            return False
         if until is None or until > now_ms:
             return False
         # A warning: where the clocks of hosts differ by more than a request's time to live, all requests

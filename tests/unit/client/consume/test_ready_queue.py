@@ -1,10 +1,16 @@
-"""ReadyQueue: whoever waits for messages is woken, whatever becomes of the others who wait."""
+"""ReadyQueue: whoever waits for messages is woken, whatever becomes of the others who wait; and takers in
+threads."""
 
 from __future__ import annotations
 
 import asyncio
+from collections import deque
+from collections.abc import Callable
+from typing import Any
 
-from rmq.client.consume.dispatch import ReadyQueue
+import pytest
+
+from rmq.client.consume.dispatch import MessageDispatch, ReadyQueue
 
 
 def test_a_taker_that_is_cancelled_as_it_wakes_passes_it_on() -> None:
@@ -36,5 +42,27 @@ def test_each_batch_wakes_a_taker() -> None:
                 await asyncio.sleep(0)
             assert taker.done()
             ready.entries.clear()
+
+    asyncio.run(scenario())
+
+
+class Contended(deque[Any]):
+    """Entries that a thread takes between another taker's look and its step."""
+
+    def popleft(self) -> Any:
+        self.clear()
+        return super().popleft()
+
+
+@pytest.mark.parametrize(
+    "take", [lambda one: one.next(), lambda one: list(one.burst(2)) or None, lambda one: one.take(2) or None]
+)
+def test_a_message_that_a_thread_took_first_is_just_not_there(take: Callable[[Any], object]) -> None:
+    """A blocking consumer takes in the threads that iterate over it, beside the loop's own."""
+
+    async def scenario() -> None:
+        dispatch = MessageDispatch(1_000)
+        dispatch.ready.entries = Contended(["a"])
+        assert take(dispatch) is None
 
     asyncio.run(scenario())
