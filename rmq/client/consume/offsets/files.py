@@ -47,6 +47,7 @@ class LocalOffsets:
         self.path = path
         self._backup = path.with_name(path.name + ".bak")
         self._offsets, self._created_ms = self._load(path) or self._load(self._backup) or ({}, {})
+        self._is_saved = True
 
     def get(self, queue: MessageQueue) -> int | None:
         """The next offset of the queue; None when it was never read."""
@@ -63,10 +64,11 @@ class LocalOffsets:
     def update(
         self, offsets: Mapping[MessageQueue, int], created_ms: Mapping[MessageQueue, int] = NO_CREATIONS
     ) -> None:
-        """Take these offsets, and the known creations of their topics, and write the file if anything is new.
-        A failure is logged."""
+        """Take these offsets, and the known creations of their topics, and write the file if anything is new,
+        or was not written the last time. A failure is logged."""
         made = {_key(queue): created_ms[queue] for queue in offsets if queue in created_ms}
-        if offsets.items() <= self._offsets.items() and made.items() <= self._created_ms.items():
+        is_known = offsets.items() <= self._offsets.items() and made.items() <= self._created_ms.items()
+        if is_known and self._is_saved:
             return
         self._offsets.update(offsets)
         for queue in offsets:
@@ -74,7 +76,9 @@ class LocalOffsets:
         self._created_ms.update(made)
         try:
             self._save()
+            self._is_saved = True
         except OSError as error:
+            self._is_saved = False
             log.error("%s: cannot save the local offsets: %s", self.path, error)
 
     def _save(self) -> None:

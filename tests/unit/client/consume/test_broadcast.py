@@ -61,6 +61,14 @@ class TestFile:
         LocalOffsets(tmp_path / "file" / "offsets.json").update({T0: 5})
         assert "cannot save the local offsets" in caplog.text
 
+    def test_what_could_not_be_written_is_written_next_time(self, tmp_path: pathlib.Path) -> None:
+        (tmp_path / "place").write_text("")
+        local = LocalOffsets(tmp_path / "place" / "offsets.json")
+        local.update({T0: 5})
+        (tmp_path / "place").unlink()
+        local.update({T0: 5})  # no message came in between: the last look before the member leaves
+        assert LocalOffsets(local.path).get(T0) == 5
+
     def test_where_it_is(self, own_home: pathlib.Path) -> None:
         assert offsets_path("", "1.2.3.4@DEFAULT", "g") == (
             own_home / ".rocketmq_offsets" / "1.2.3.4@DEFAULT" / "g" / "offsets.json"
