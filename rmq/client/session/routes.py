@@ -12,7 +12,7 @@ from itertools import chain, zip_longest
 import anyio
 from attrs import define, field, frozen
 
-from rmq.errors import NoRoute, RemoteProtocolError, RmqError
+from rmq.errors import NoRoute, RemoteProtocolError, RmqError, Unreachable
 from rmq.message import MessageQueue, java_hash
 from rmq.protocol.bodies import QueueData, TopicRouteData
 from rmq.protocol.codes import MASTER_ID, PERM_READ, PERM_WRITE
@@ -204,6 +204,13 @@ class RouteRequest:
     """The reason why the latest of several attempts found none; the search continues."""
     is_done: bool = False
     """True if it neither failed nor was cancelled."""
+    creates: bool = False
+    """True if an unknown topic gets the route of topics that brokers create on the first send."""
+
+    def may_create(self, error: RmqError) -> bool:
+        """True if a request that `creates` may find a route, where this one failed with `error`."""
+        is_unknown = isinstance(error, NoRoute) and not (error.refused or isinstance(error, Unreachable))
+        return is_unknown and not self.creates
 
 
 @define(eq=False)

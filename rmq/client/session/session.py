@@ -318,11 +318,11 @@ class Session:
         route stays."""
         while (pending := self._route_requests.get(topic)) is not None:
             await pending.over.wait()
-            if pending.error is not None:
+            if pending.error is not None and not (create and pending.may_create(pending.error)):
                 raise pending.error.with_traceback(None)
             if pending.is_done:
                 return
-        pending = self._route_requests[topic] = RouteRequest()
+        pending = self._route_requests[topic] = RouteRequest(creates=create)
         try:
             await self._ask(topic, timeout or self.brokers.timeout, create)
             pending.is_done = True

@@ -1,13 +1,19 @@
 from __future__ import annotations
 
+import anyio
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import rmq
 from rmq.client.session.routes import BrokerHealth, Rotation, Route, RouteTable
 from rmq.errors import RemoteProtocolError
 from rmq.message import MessageQueue
 from rmq.protocol.bodies import BrokerData, QueueData, TopicRouteData
+from rmq.testing.cluster import Cluster
+
+from ..conftest import Play
+from ..world import World
 
 READ, WRITE = 4, 2
 
@@ -196,3 +202,31 @@ class TestRouteTable:
         assert table.reader("a") == (2, "a2:1")
         assert table.master("a") is None
         assert table.reader("b") is None
+
+
+def test_a_first_send_creates_its_topic_though_a_consumer_asked_for_it_before(
+    in_memory: Play, cluster: Cluster
+) -> None:
+    """Both wait for one answer; but only the send may take the route of topics that brokers create."""
+
+    async def scenario(world: World) -> None:
+        async with (
+            world.connect() as client,
+            client.producer("p") as producer,
+            anyio.create_task_group() as tasks,
+        ):
+            session = client._session
+            assert session is not None
+
+            async def ask() -> None:
+                with pytest.raises(rmq.NoRoute):
+                    await session.refresh("New")
+
+            tasks.start_soon(ask)
+            for _ in range(2):  # in the second turn it has asked
+                await anyio.sleep(0)
+            await producer.send_oneway(rmq.Message("New", b"x"))
+            await anyio.sleep(1)
+        assert [message.body for message in cluster.sent("New")] == [b"x"]
+
+    in_memory(scenario, cluster)
