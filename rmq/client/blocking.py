@@ -37,7 +37,7 @@ from rmq.client.reading import simple_consumer as async_simple_consumer
 from rmq.client.session.closing import Closing
 from rmq.client.session.results import SendResult
 from rmq.client.threads.loop_thread import LoopThread, loop_thread, wait_for
-from rmq.errors import ConfigError, LocalProtocolError
+from rmq.errors import ConfigError, LocalProtocolError, check_number
 from rmq.message import Message, MessageQueue, StoredMessage
 from rmq.remoting.loop import thread_safe_call, unwrap_groups
 
@@ -160,20 +160,21 @@ class Producer(_Entered[async_producer.Producer]):
 
     def send_many(self, messages: Sequence[Message], *, concurrency: int = 64) -> list[SendResult]:
         """Send messages of any topics, many at a time; the results are in the same order. The first error
-        ends the call: some other messages may be stored."""
+        ends the call: some other messages may be stored. Raises ConfigError, and as `send`."""
+        check_number("concurrency", concurrency, 1)
 
         async def send_all() -> list[SendResult]:
             results: dict[int, SendResult] = {}
-            limiter = anyio.CapacityLimiter(concurrency)
+            numbered = enumerate(messages)
 
-            async def send(number: int, message: Message) -> None:
-                async with limiter:
+            async def send_next() -> None:
+                for number, message in numbered:
                     results[number] = await self._inner.send(message)
 
             with unwrap_groups():
                 async with anyio.create_task_group() as tasks:
-                    for number, message in enumerate(messages):
-                        tasks.start_soon(send, number, message)
+                    for _ in range(min(concurrency, len(messages))):
+                        tasks.start_soon(send_next)
             return [results[number] for number in range(len(messages))]
 
         return wait_for(self._portal, send_all)

@@ -92,7 +92,11 @@ class Producer(Opened):
     # --- start and end ---
 
     def _begin(self, client: blocking.Client) -> None:
-        self._producer = client.producer(self._group).open()
+        self._producer = self._made(client).open()
+        self._threads = ThreadPoolExecutor(ASYNC_THREADS, "rmq-compat-send")
+
+    def _made(self, client: blocking.Client) -> blocking.Producer:
+        return client.producer(self._group)
 
     def _end(self) -> None:
         threads, self._threads = self._threads, None
@@ -111,8 +115,11 @@ class Producer(Opened):
         self._check_started(kind)
         producer = self._producer
         if producer is None:  # another thread has ended it in between
-            raise kind(f"the {self._kind} of {self._group} has ended: call start() again")
+            raise self._has_ended(kind)
         return producer
+
+    def _has_ended(self, kind: type[RocketMQException]) -> RocketMQException:
+        return kind(f"the {self._kind} of {self._group} has ended: call start() again")
 
     # --- sends ---
 
@@ -196,32 +203,35 @@ class Producer(Opened):
         room = self._room
 
         def send() -> None:
+            result: SendResult | None = None
+            failure: RmqError | None = None
             try:
                 try:
                     if packed_error is not None:
                         raise packed_error
                     result = result_of(producer.send(packed))
                 except RmqError as error:
-                    _report_failure(error, exception_callback)
-                else:
-                    if success_callback is not None:
-                        success_callback(result)
+                    failure = error
+                finally:
+                    room.release()  # before the callback, which may begin the next send and wait for room
+                if failure is not None:
+                    _report_failure(failure, exception_callback)
+                elif result is not None and success_callback is not None:
+                    success_callback(result)
             except Exception:
                 log.exception("a callback of send_async failed")
-            finally:
-                room.release()
 
+        threads = self._threads  # without the lock, which `shutdown` has while it waits for callbacks
         try:
-            self._pool().submit(send)
+            if threads is None:
+                raise RuntimeError("shut down in between")
+            threads.submit(send)
+        except RuntimeError as error:
+            room.release()
+            raise self._has_ended(ProducerException) from error
         except BaseException:
             room.release()
             raise
-
-    def _pool(self) -> ThreadPoolExecutor:
-        with self._lock:
-            if self._threads is None:
-                self._threads = ThreadPoolExecutor(ASYNC_THREADS, "rmq-compat-send")
-            return self._threads
 
 
 def _report_failure(error: RmqError, callback: Callable[[ProducerSendAsyncFailed], object] | None) -> None:

@@ -45,8 +45,8 @@ class TransactionMQProducer(Producer):
         self._checker = checker_callback
         self._user_args = user_args
 
-    def _begin(self, client: blocking.Client) -> None:
-        self._producer = client.transactional_producer(self._group, self._check).open()
+    def _made(self, client: blocking.Client) -> blocking.Producer:
+        return client.transactional_producer(self._group, self._check)
 
     def _check(self, message: StoredMessage) -> Decision:
         return _decision("the check-back", lambda: self._checker(ReceivedMessage(message)))

@@ -10,7 +10,7 @@ from wsgiref.simple_server import make_server
 
 import pytest
 
-from rmq.compat.rocketmq import exceptions
+from rmq.compat.rocketmq import exceptions, producers
 from rmq.compat.rocketmq.client import (
     Message,
     Producer,
@@ -218,3 +218,64 @@ def test_sends_of_many_threads(names: str, topic: str) -> None:
         found = list(threads.map(lambda _: producer.send_sync(message(topic)), range(80)))
 
     assert len({one.msg_id for one in found}) == 80
+
+
+def test_a_callback_may_begin_the_next_send(names: str, topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each callback held its own place among the sends in flight while it waited for one."""
+    monkeypatch.setattr(producers, "ASYNC_SENDS", 1)
+    producer, (found, add, wait) = started(names), gathering(5)
+
+    def next_send(result: SendResult) -> None:
+        add(result)
+        if len(found) < 5:
+            producer.send_async(message(topic), next_send, None)
+
+    producer.send_async(message(topic), next_send, None)
+    assert wait()
+    producer.shutdown()
+
+
+def test_a_callback_that_sends_does_not_hold_up_shutdown(names: str, topic: str) -> None:
+    """The pool of threads was behind the lock that `shutdown` has while it waits for callbacks."""
+    arrived, gate, go, ending, ended = (threading.Event() for _ in range(5))
+    errors: list[Exception] = []
+
+    class Room:
+        """The room of sends in flight, full until the gate opens."""
+
+        def acquire(self) -> None:
+            arrived.set()
+            gate.wait(20)
+
+        def release(self) -> None:
+            pass
+
+    def send_late(result: SendResult) -> None:
+        go.wait(20)
+        try:
+            producer.send_async(message(topic), None, None)
+        except exceptions.ProducerException as error:
+            errors.append(error)
+
+    def waits_for_callbacks() -> None:
+        ending.set()
+        wait_for_callbacks()
+
+    def end() -> None:
+        producer.shutdown()
+        ended.set()
+
+    producer = started(names)
+    wait_for_callbacks, producer._end = producer._end, waits_for_callbacks  # type: ignore[method-assign]
+    producer._room = Room()  # type: ignore[assignment]
+    gate.set()
+    producer.send_async(message(topic), send_late, None)
+    gate.clear()
+    arrived.clear()
+    go.set()
+    assert arrived.wait(20)
+    threading.Thread(target=end, daemon=True).start()
+    assert ending.wait(20)
+    gate.set()
+    assert ended.wait(20)
+    assert len(errors) == 1

@@ -11,7 +11,9 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
+from typing import Any
 
+import anyio
 import pytest
 from anyio.from_thread import start_blocking_portal
 
@@ -326,3 +328,21 @@ def test_used_after_a_fork_it_says_so(names: str, backend: str) -> None:
         [sys.executable, "-c", code, names, backend], capture_output=True, text=True, timeout=30, check=True
     )
     assert done.stdout == "this client was opened before a fork: open one in each process\n" * 5 + "True\n"
+
+
+def test_many_messages_take_as_many_tasks_as_are_sent_at_a_time(client: blocking.Client) -> None:
+    name, most = topic(client, "ManyTasks"), 0
+    with client.producer("p") as producer:
+        send = producer._inner.send
+
+        async def counted(message: Message) -> Any:
+            nonlocal most
+            most = max(most, len(anyio.get_running_tasks()))
+            return await send(message)
+
+        producer._inner.send = counted  # type: ignore[assignment, method-assign]
+        results = producer.send_many([Message(name, b"%d" % number) for number in range(300)], concurrency=4)
+        assert len({result.message_id for result in results}) == 300
+        with pytest.raises(rmq.ConfigError, match="concurrency"):
+            producer.send_many([], concurrency=0)
+    assert most < 40
