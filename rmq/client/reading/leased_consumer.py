@@ -158,6 +158,7 @@ class LeasedConsumer(AsyncResource):
         check_number("timeout", timeout, 0, whole=False)
         self._is_stopping = True
         await self._give_back()
+        await self._inner._stop_taking()
         is_done = True
         if self._running:
             with anyio.move_on_after(timeout) as scope:

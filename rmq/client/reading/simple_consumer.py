@@ -53,7 +53,7 @@ from rmq.protocol.pop import (
     parse_start_offsets,
     real_topic,
 )
-from rmq.remoting.loop import AsyncResource, TaskGroupScope
+from rmq.remoting.loop import AsyncResource, TaskGroupScope, Waiter, current_loop
 
 if TYPE_CHECKING:
     from attrs import frozen
@@ -173,6 +173,7 @@ class SimpleConsumer(AsyncResource):
         self._init_mode = 0 if from_first else 1
         self._scope = TaskGroupScope()
         self._is_open = False
+        self._is_taking = True
         self._member: TakingMember | None = None
         self._problem = problem
         self._taker = Taker(self._subscriptions, workers or Workers(), self._stopped)
@@ -192,7 +193,7 @@ class SimpleConsumer(AsyncResource):
         await self._scope.__aenter__()
         self._session.arrive()
         self._member = TakingMember.join(self._session, self.group, self._taker)
-        self._is_open = True
+        self._is_open = self._is_taking = True
         return self
 
     async def __aexit__(
@@ -204,15 +205,24 @@ class SimpleConsumer(AsyncResource):
         try:
             brokers = self._session.brokers
             with anyio.move_on_after(brokers.timeout, shield=True), brokers.leaving.going_on():
-                left, self._ready = self._ready, []
-                for message in left:
-                    with suppress(*FAILURES):  # a broker that hangs is not asked again
-                        await self.release(message)
+                await self._stop_taking()
                 if self._member is not None:
                     await self._member.leave(self._taker)
         finally:
             self._session.depart()
             await self._scope.__aexit__(kind, error, trace)
+
+    async def _stop_taking(self) -> None:
+        """Give back the messages that `receive` has not returned, and those that come from now on: brokers
+        hold requests, and would lease messages to a consumer that nobody asks any more."""
+        self._is_taking = False
+        left, self._ready = self._ready, []
+        await self._release_all(left)
+
+    async def _release_all(self, messages: Iterable[ReceivedMessage]) -> None:
+        for message in messages:
+            with suppress(*FAILURES):  # the lease ends by itself
+                await self.release(message)
 
     def check_ready(self) -> None:
         """Raises NotReady while no broker answers this consumer's requests, or when its background tasks have
@@ -305,8 +315,12 @@ class SimpleConsumer(AsyncResource):
         since, _, trouble = self._unanswered.get(place, (self._session.now(), 0.0, ""))
         self._unanswered[place] = since, max(UNANSWERED_SECONDS, 2 * wait), trouble
         try:
-            found = await self._pop(place, most, wait, invisible)
-            self._ready += found  # after the wait: other tasks take from the list during it
+            answered = current_loop().waiter()
+            tasks = self._session.tasks
+            if tasks is None:
+                raise not_open("client")
+            tasks.start_soon(self._take_answer, answered, place, most, wait, invisible)
+            await answered.wait()
             self._paused.pop(place, None)
             del self._unanswered[place]
         except FAILURES as error:
@@ -323,6 +337,25 @@ class SimpleConsumer(AsyncResource):
             self._polling.discard(place)
             self._arrived.set()
             self._arrived = anyio.Event()
+
+    async def _take_answer(
+        self, answered: Waiter, place: Place, most: int, wait: float, invisible: float
+    ) -> None:
+        """Poll a broker once, in a task of the client: a broker holds the request of a consumer that is left,
+        and the messages of its answer are given back."""
+        try:
+            found = await self._pop(place, most, wait, invisible)
+            if self._is_taking:
+                self._ready += found  # after the wait: other tasks take from the list during it
+            else:
+                await self._release_all(found)
+        except Exception as error:
+            answered.fail(error)
+        except BaseException:
+            answered.fail(not_open("client"))
+            raise
+        else:
+            answered.resolve(None)
 
     async def _pop(self, place: Place, most: int, wait: float, invisible: float) -> list[ReceivedMessage]:
         session, subscribed = self._session, self._subscriptions[place.topic]
