@@ -43,6 +43,7 @@ from rmq.errors import (
     check_number,
     check_type,
     for_code,
+    not_open,
 )
 from rmq.message import MessageQueue, without_namespace
 from rmq.protocol.codes import MASTER_ID
@@ -457,6 +458,8 @@ class Sender:
         """Handle a failed attempt: raise its error, or that of the whole send, when no attempt follows;
         return the pause before the next attempt."""
         session = self._session
+        if session.has_ended and isinstance(error, NETWORK_ERRORS):  # no attempt could be made
+            raise not_open("client", "send") from error
         now = session.now()
         if isinstance(error, NETWORK_ERRORS):
             self._note_failure(course.broker, topic, error, now, rotation)

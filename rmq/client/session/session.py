@@ -211,6 +211,8 @@ class Session:
         """True if a producer has replied to a request."""
         self.tasks: anyio.abc.TaskGroup | None = None
         """For tasks that end with the client, while it runs."""
+        self.has_ended = False
+        """True once the client was closed, or its tasks have failed: no request can be made any more."""
         self._users = 0
         self._departure = Wakeup()
         self._route_requests: dict[str, RouteRequest] = {}
@@ -236,15 +238,18 @@ class Session:
 
     async def run(self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """Serve until cancelled. Only a bug ends it with an error."""
-        async with anyio.create_task_group() as tasks:
-            self.tasks = tasks
-            await tasks.start(self.pool.run)
-            tasks.start_soon(self._keep_heartbeats)
-            tasks.start_soon(self._keep_routes)
-            for observer in self.observers.all:
-                observer.attach(self)
-                tasks.start_soon(observer.run)
-            task_status.started()
+        try:
+            async with anyio.create_task_group() as tasks:
+                self.tasks = tasks
+                await tasks.start(self.pool.run)
+                tasks.start_soon(self._keep_heartbeats)
+                tasks.start_soon(self._keep_routes)
+                for observer in self.observers.all:
+                    observer.attach(self)
+                    tasks.start_soon(observer.run)
+                task_status.started()
+        finally:
+            self.tasks, self.has_ended = None, True
         raise StrayCancellation("a background task of the client was cancelled")  # and the group swallowed it
 
     # --- brokers to send to ---

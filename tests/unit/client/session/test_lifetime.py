@@ -21,6 +21,10 @@ from rmq import embedded
 from rmq.errors import LocalProtocolError
 from rmq.message import Message
 from rmq.remoting.loop import TaskGroupScope
+from rmq.testing.cluster import Cluster
+
+from ..conftest import Play
+from ..world import World
 
 T = TypeVar("T")
 LOOPS = ("asyncio", "uvloop", "trio")
@@ -438,3 +442,24 @@ def test_a_scope_that_is_entered_for_an_opening_stays_open_or_is_left_with_the_e
         assert ended == ["failed", "cancelled", "opened"]
 
     run(main, loop)
+
+
+def test_a_send_after_the_end_of_the_client_fails_at_once(in_memory: Play, cluster: Cluster) -> None:
+    """It looked for a broker for `send_queue_ms`."""
+    closed = anyio.Event()
+
+    async def scenario(world: World) -> None:
+        async def sends() -> None:
+            async with client.producer("p") as producer:
+                await producer.send(rmq.Message("T", b"x"))
+                await closed.wait()
+                with anyio.fail_after(1), pytest.raises(LocalProtocolError, match="client"):
+                    await producer.send(rmq.Message("T", b"y"))
+
+        async with anyio.create_task_group() as tasks:
+            async with world.connect() as client:
+                tasks.start_soon(sends)
+                await anyio.sleep(1)
+            closed.set()
+
+    in_memory(scenario, cluster)
