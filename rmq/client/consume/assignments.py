@@ -245,7 +245,8 @@ class Assignments:
         else:
             # Committed before new queues begin, even if some of their messages are in flight: the next member
             # begins at the committed offset, and gets the unfinished messages again.
-            await self._commits.commit(dropped, last=True)
+            with anyio.CancelScope(shield=True):  # also when the member leaves now, which commits the rest
+                await self._commits.commit(dropped, last=True)
         self._count = len(self.pullers) + len(change.added)
         listens = self._options.on_assignment is not None
         with self._dispatch.beginning(change.added) if listens else nullcontext():

@@ -12,11 +12,13 @@ import rmq
 from rmq.client.consume.consumer import Consumer
 from rmq.message import StoredMessage
 from rmq.protocol.codes import RequestCode
+from rmq.protocol.command import Command
+from rmq.remoting.connection import Connection
 from rmq.testing.cluster import Cluster
 
 from ..conftest import Play
 from ..world import World
-from .consuming import fill
+from .consuming import COMMIT, fill, offsets, take
 
 COUNT = 100
 KINDS = pytest.mark.parametrize("options", [{}, {"ordered": True}], ids=["any order", "ordered"])
@@ -214,3 +216,35 @@ def test_a_worker_that_begins_later_has_the_context_of_run(in_memory: Play, sixt
 
     in_memory(scenario, sixteen)
     assert seen == ["of run"] * 12
+
+
+def test_what_a_leaving_member_was_just_giving_up_is_committed(in_memory: Play) -> None:
+    cluster = Cluster("a", topics={"T": 4})
+
+    async def scenario(world: World) -> None:
+        fill(cluster, 20, queues=4)
+        front = cluster["a"]
+
+        async def late(request: Command, connection: Connection) -> None:
+            await anyio.sleep(1)
+            connection.reply(front.answer(request, connection) or request.reply())
+
+        def answer_late(request: Command, connection: Connection) -> None:
+            tasks.start_soon(late, request, connection)
+
+        async with (
+            anyio.create_task_group() as tasks,
+            world.connect(client_id="1") as one,
+            world.connect(client_id="2") as two,
+            one.consumer("g", {"T": "*"}, consume_from="first") as first,
+        ):
+            await take(first, 20)
+            front.script(COMMIT, answer_late)
+            async with two.consumer("g", {"T": "*"}, consume_from="first"):
+                await anyio.sleep(0.1)
+                assert front.count(COMMIT) == 1  # of the first of two queues that the second member gets
+                await first.drain(0)
+                await anyio.sleep(2)
+                assert offsets(cluster) == {0: 5, 1: 5, 2: 5, 3: 5}
+
+    in_memory(scenario, cluster)
