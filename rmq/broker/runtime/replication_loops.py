@@ -75,7 +75,7 @@ from rmq.remoting.pool import Pool
 from rmq.remoting.serving.acceptor import Acceptor, Guest
 from rmq.remoting.transports.stream import Listener, Stream, close_at_once
 from rmq.server.health import Health
-from rmq.store.config import DivergedLog
+from rmq.store.config import DivergedLog, StoreConfig
 from rmq.store.store import Store
 
 if TYPE_CHECKING:
@@ -93,6 +93,8 @@ PACE_SECONDS = 0.01
 """A slave that gets the log at a bounded rate gets it in pieces of so long."""
 HELLO_SECONDS = 3.0
 """For so long a slave waits whether its master is one of ours."""
+HEARTBEATS = 3
+"""Fewest heartbeats in the silence after which a link ends."""
 WARNING_SECONDS = 60.0
 """Seconds between two log lines of a slave that has stopped."""
 END_RECORDS = 8
@@ -119,6 +121,13 @@ COPIED = {
 log = logging.getLogger("rmq.ha")
 
 T = TypeVar("T")
+
+
+def link_times(config: StoreConfig) -> tuple[float, float]:
+    """The time between heartbeats of a link, and the silence after which the link ends, in seconds. A silence
+    has room for three heartbeats at least: with as long a pause as silence, each idle link would end."""
+    silence = config.ha_housekeeping_interval / 1000
+    return min(config.ha_send_heartbeat_interval / 1000, silence / HEARTBEATS), silence
 
 
 # ---- master ----
@@ -173,7 +182,7 @@ class _Slave:
     def __init__(self, broker: Broker, poller: Poller | None, stream: Stream, guest: Guest) -> None:
         config = broker.store.config
         self._guest = guest
-        heartbeat, silence = config.ha_send_heartbeat_interval / 1000, config.ha_housekeeping_interval / 1000
+        heartbeat, silence = link_times(config)
         role = broker.role
         feed = TableSender(
             broker.followed.tables,
@@ -541,7 +550,7 @@ class Follower:
     async def _copy_log(self, address: str, stream: Stream, start: int) -> None:
         broker, store = self._broker, self._broker.store
         config = store.config
-        silence, heartbeat = config.ha_housekeeping_interval / 1000, config.ha_send_heartbeat_interval / 1000
+        heartbeat, silence = link_times(config)
 
         def reach() -> int:
             return start if _is_empty(store) else store.max_physical_offset

@@ -112,6 +112,20 @@ async def test_several_slaves_follow_and_serve_reads_when_the_master_is_down(clo
             assert sorted(await take(consumer, 100)) == list(range(100))
 
 
+async def test_an_idle_link_stays_however_short_the_silence_that_ends_it(
+    clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each end took the other for silent, when heartbeats came as seldom as that."""
+    caplog.set_level("INFO")
+    times = {"ha_send_heartbeat_interval": 5000, "ha_housekeeping_interval": 5000}
+    async with Cluster() as made:
+        await made.start("m", store=times, **PAIR)
+        await made.start("s1", store=SLAVE | times, broker_id=1, **PAIR)
+        await trio.sleep(120)
+    assert caplog.text.count("following master") == 1
+    assert "silent" not in caplog.text
+
+
 async def test_a_loaded_master_points_old_reads_at_its_slave(
     clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
