@@ -7,12 +7,13 @@ from functools import partial
 from random import Random
 from struct import Struct
 from types import ModuleType
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import attrs
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
+from rmq.broker.send_batches import CompiledBroker
 from rmq.protocol.codes import FLAG_ONEWAY, PULL_SUBSCRIPTION, RequestCode
 from rmq.protocol.command import Command
 from rmq.protocol.fields import java_name
@@ -358,3 +359,26 @@ class Engines(RuleBasedStateMachine):
         assert list(one) == list(other)
         for path, data in one.items():
             assert data == other[path], path
+
+
+M = TypeVar("M", bound=Engines)
+
+
+class EnginePair(Generic[M]):
+    """A broker of each engine, driven by `machine`, with some 80 messages."""
+
+    def __init__(self, machine: M, log_size: int = 1 << 20) -> None:
+        self.machine = machine
+        machine.begin(seed=1, log_size=log_size, waits="", plugins=False)
+        for seed in (1, 2):
+            machine.sends_in_a_row(seed=seed, count=40, at=0, others=0, fails=False)
+
+    @property
+    def sides(self) -> Sequence[Side]:
+        return self.machine.sides
+
+    @property
+    def broker(self) -> CompiledBroker:
+        broker = self.sides[0].broker
+        assert isinstance(broker, CompiledBroker)
+        return broker

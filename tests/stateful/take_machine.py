@@ -12,13 +12,12 @@ from attrs import evolve
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, rule
 
-from rmq.broker.send_batches import CompiledBroker
 from rmq.protocol.codes import ACK_MESSAGE, BATCH_ACK_MESSAGE, CHANGE_MESSAGE_INVISIBLETIME, POP_MESSAGE
 from rmq.protocol.frames import Decoder
 from rmq.protocol.json import dumps
 from rmq.protocol.pop import PopMessageResponseHeader, bits_of
 from tests.compiled import COMPILED
-from tests.stateful.engine_machine import Engines
+from tests.stateful.engine_machine import EnginePair, Engines
 from tests.stateful.engines import PEERS, START, Side, json_frame
 
 GROUPS = ("takers", "takers", "others")
@@ -268,24 +267,11 @@ def part_of(taken: Taken, chance: Random) -> Taken:
     return (*taken[:5], sorted(chance.sample(taken[5], chance.randrange(1, len(taken[5]) + 1))))
 
 
-class Takes:
-    """A broker of each engine with some 80 messages, and takes for it."""
+class Takes(EnginePair[TakeEngines]):
+    """Takes for brokers of both engines."""
 
     def __init__(self) -> None:
-        self.machine = TakeEngines()
-        self.machine.begin(seed=1, log_size=1 << 20)
-        self.machine.sends_in_a_row(seed=1, count=40, at=0, others=0, fails=False)
-        self.machine.sends_in_a_row(seed=2, count=40, at=0, others=0, fails=False)
-
-    @property
-    def sides(self) -> Sequence[Side]:
-        return self.machine.sides
-
-    @property
-    def broker(self) -> CompiledBroker:
-        broker = self.sides[0].broker
-        assert isinstance(broker, CompiledBroker)
-        return broker
+        super().__init__(TakeEngines())
 
     def pop(self, count: int = 1, **fields: Any) -> None:
         self.machine.give(b"".join(self.machine.pop(fields) for _ in range(count)))

@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, rule
 
 from rmq.broker.consume.pull_runs import PullRuns
-from rmq.broker.send_batches import CompiledBroker
 from rmq.plugin import Hooks, PulledEvent
 from rmq.protocol.bodies import ConsumerData, HeartbeatData, SubscriptionData
 from rmq.protocol.codes import (
@@ -33,7 +32,7 @@ from rmq.protocol.frames import encode
 from rmq.store.config import BrokerRole
 from rmq.store.files.consumequeue import UNIT, UNIT_FORM
 from tests.compiled import COMPILED, HAS_COMPILED
-from tests.stateful.engine_machine import Engines
+from tests.stateful.engine_machine import EnginePair, Engines
 from tests.stateful.engines import PEERS, SHORT, START, Side, json_frame, pull_frame
 
 pytestmark = HAS_COMPILED
@@ -221,24 +220,11 @@ TestPulls = HAS_COMPILED(PullEngines.TestCase)
 TestPulls.settings = settings(max_examples=40, stateful_step_count=25)
 
 
-class Pulls:
-    """A broker of each engine with 40 messages, and pulls for it."""
+class Pulls(EnginePair[PullEngines]):
+    """Pulls for brokers of both engines."""
 
     def __init__(self, log_size: int = 1 << 20) -> None:
-        self.machine = PullEngines()
-        self.machine.begin(seed=1, log_size=log_size)
-        self.machine.sends_in_a_row(seed=1, count=40, at=0, others=0, fails=False)
-        self.machine.sends_in_a_row(seed=2, count=40, at=0, others=0, fails=False)
-
-    @property
-    def sides(self) -> Sequence[Side]:
-        return self.machine.sides
-
-    @property
-    def broker(self) -> CompiledBroker:
-        broker = self.sides[0].broker
-        assert isinstance(broker, CompiledBroker)
-        return broker
+        super().__init__(PullEngines(), log_size)
 
     def frame(self, **fields: Any) -> bytes:
         self.machine.opaque += 1

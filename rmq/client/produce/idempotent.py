@@ -15,7 +15,7 @@ import anyio
 from attrs import evolve
 
 from rmq.client.produce.outgoing import BATCH, SEND, Outgoing
-from rmq.client.produce.sender import SendAttempts, Sender, check_timeout
+from rmq.client.produce.sender import SHORTEST_PAUSE_SECONDS, SendAttempts, Sender, check_timeout
 from rmq.client.session.results import SendResult
 from rmq.client.session.routes import select_by_key
 from rmq.errors import (
@@ -46,7 +46,6 @@ _NO_DEDUPLICATION: Final = (
 
 FIRST_PAUSE_SECONDS: Final = 0.1
 LONGEST_PAUSE_SECONDS: Final = 1.0
-SHORTEST_SECONDS: Final = 0.001
 DELAYING: Final = ("DELAY", PROPERTY_DELAY_MS, PROPERTY_DELAY_SEC, PROPERTY_DELIVER_MS)
 AGAIN: Final = (*NETWORK_ERRORS, SystemBusy, ServiceNotAvailable, NoRoute, WindowFull)
 """Errors after which the client asks the same broker again: it may have stored the message, or does so soon,
@@ -89,11 +88,11 @@ class IdempotentSender(Sender):
         while True:
             left = until - session.now()
             try:
-                return await self._once(numbered, chosen, max(left, SHORTEST_SECONDS))
+                return await self._once(numbered, chosen, max(left, SHORTEST_PAUSE_SECONDS))
             except RequestCodeNotSupported:
                 log.info(_NO_DEDUPLICATION, chosen.broker_name)
                 self._without.add(chosen.broker_name)
-                return await super().send(outgoing, queue, sharding_key, max(left, SHORTEST_SECONDS))
+                return await super().send(outgoing, queue, sharding_key, max(left, SHORTEST_PAUSE_SECONDS))
             except AGAIN as error:
                 if isinstance(error, NoRoute) and not attempts and self._gives_up(error, outgoing, course):
                     raise  # nothing can have been stored

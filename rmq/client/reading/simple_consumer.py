@@ -366,9 +366,7 @@ class SimpleConsumer(AsyncResource):
             -1,
             most,
             invisible_ms,
-            ceil(
-                wait * 1000
-            ),  # not less: the rest of the wait would be spent on requests that wait for nothing
+            ceil(wait * 1000),  # less would leave a rest of the wait, for requests that wait for nothing
             session.now_ms(),
             self._init_mode,
             subscribed.expression_type,

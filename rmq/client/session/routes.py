@@ -194,6 +194,11 @@ class BrokerHealth:
         return self._until.keys()
 
 
+def is_unknown(error: RmqError) -> bool:
+    """True if `error` says that name servers know no route: brokers may create the topic."""
+    return isinstance(error, NoRoute) and not (error.refused or isinstance(error, Unreachable))
+
+
 @define(eq=False)
 class RouteRequest:
     """A request for a route; further callers wait for the same answer."""
@@ -209,8 +214,7 @@ class RouteRequest:
 
     def may_create(self, error: RmqError) -> bool:
         """True if a request that `creates` may find a route, where this one failed with `error`."""
-        is_unknown = isinstance(error, NoRoute) and not (error.refused or isinstance(error, Unreachable))
-        return is_unknown and not self.creates
+        return is_unknown(error) and not self.creates
 
 
 @define(eq=False)

@@ -26,7 +26,14 @@ from rmq.client.session.events import Connected, Disconnected, Event, OnEvent
 from rmq.client.session.health import ConsumerHealth
 from rmq.client.session.observer import Observers
 from rmq.client.session.requests import Brokers, NameServers, no_route
-from rmq.client.session.routes import BrokerHealth, Rotation, Route, RouteRequest, RouteTable
+from rmq.client.session.routes import (
+    BrokerHealth,
+    Rotation,
+    Route,
+    RouteRequest,
+    RouteTable,
+    is_unknown,
+)
 from rmq.client.session.window import Windows
 from rmq.clock import wall_clock_ms
 from rmq.errors import (
@@ -342,7 +349,7 @@ class Session:
         try:
             route = Route.of(topic, await self.name_servers.route(topic, timeout))
         except NoRoute as error:
-            if not create or error.refused or isinstance(error, Unreachable):
+            if not (create and is_unknown(error)):
                 raise
             route = await self._default_route(topic, timeout)
         before, masters = self.routes.addresses(slaves=True), self.routes.masters()

@@ -117,7 +117,7 @@ class Sessions:
         if session is None:
             return None
         now = self._now()
-        if now - session.seen > IDLE_SECONDS or now - session.began > LONGEST_SECONDS:
+        if now - session.seen > IDLE_SECONDS or not self.has(session):
             del self._table[session_id]
             return None
         session.touch(now)

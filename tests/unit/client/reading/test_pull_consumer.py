@@ -9,7 +9,7 @@ import trio
 from trio.testing import MockClock
 
 import rmq
-from rmq.errors import ConnectFailed, LocalProtocolError, NoPermission, NoRoute
+from rmq.errors import LocalProtocolError, NoPermission, NoRoute
 from rmq.message import MessageQueue
 from rmq.protocol.codes import RequestCode, ResponseCode
 from rmq.testing.cluster import Cluster
@@ -153,23 +153,6 @@ async def test_name_servers_that_are_gone_are_an_error_and_no_empty_list(clock: 
     ):
         with pytest.raises(NoRoute, match="list of topics"):
             await puller.topics()
-
-
-async def test_a_broker_that_moves_is_found_by_the_next_pull(clock: MockClock) -> None:
-    async with (
-        Cluster("a", topics={"T": 1}) as made,
-        made.connect() as client,
-        client.pull_consumer("readers") as puller,
-    ):
-        assert (await puller.pull_raw(QUEUE, 0)).max_offset == 0
-        for port in (20911, 30911):
-            await made.stop("a")
-            with pytest.raises(ConnectFailed):
-                await puller.pull_raw(QUEUE, 0)
-            await made.start("a", listen_port=port)
-            before = trio.current_time()
-            assert (await puller.pull_raw(QUEUE, 0)).address.endswith(f":{port}")
-            assert trio.current_time() - before < 1, "and not with the next look at all routes"
 
 
 async def test_refusals_come_out(setting: World, clock: MockClock) -> None:

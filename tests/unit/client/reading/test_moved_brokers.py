@@ -1,4 +1,4 @@
-"""Routes that pulls ask for after a lost connection, with a slave that serves them."""
+"""Brokers that move, or are lost: the routes that pulls by offset ask for."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from rmq.testing.cluster import Cluster
 
 from ..traffic import fill
 
+QUEUE = MessageQueue("T", "a", 0)
 PAIR: dict[str, Any] = {"broker_name": "pair", "slave_read_enable": True}
 SLAVE: dict[str, Any] = {"store": {"broker_role": BrokerRole.SLAVE}, "broker_id": 1} | PAIR
 
@@ -38,6 +39,23 @@ async def reading_at_a_slave(
             queue, *_ = await puller.message_queues("Orders")
             await puller.pull(queue, offset=0, max_messages=8)
             yield made, puller, queue
+
+
+async def test_a_broker_that_moves_is_found_by_the_next_pull(clock: MockClock) -> None:
+    async with (
+        Cluster("a", topics={"T": 1}) as made,
+        made.connect() as client,
+        client.pull_consumer("readers") as puller,
+    ):
+        assert (await puller.pull_raw(QUEUE, 0)).max_offset == 0
+        for port in (20911, 30911):
+            await made.stop("a")
+            with pytest.raises(ConnectFailed):
+                await puller.pull_raw(QUEUE, 0)
+            await made.start("a", listen_port=port)
+            before = trio.current_time()
+            assert (await puller.pull_raw(QUEUE, 0)).address.endswith(f":{port}")
+            assert trio.current_time() - before < 1, "and not with the next look at all routes"
 
 
 async def test_a_lost_master_costs_readers_of_its_slave_no_routes(
