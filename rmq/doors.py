@@ -258,6 +258,11 @@ class DoorStream(Protocol):
         the network fails. Cancelled: no bytes are lost.
         """
 
+    async def receive_each(self, take: Callable[[bytes], None]) -> None:
+        """Call `take` with all bytes as they come, until the peer ends; `take` must not block. Where the
+        broker reads its sockets together, that is without a turn of the event loop for each read. Raises as
+        `receive`, and the errors of `take`. Cancelled: no bytes are lost."""
+
     async def receive_exactly(self, count: int) -> bytes:
         """`count` bytes. Raises RemoteProtocolError when the peer ends before; else as `receive`."""
 

@@ -74,8 +74,7 @@ class GrpcPlugin(Plugin):
         stream.state["grpc"] = calls
         host.defer(SCAN_SECONDS, partial(self._scan, calls, session, host))
         try:
-            while data := await stream.receive():
-                calls.feed(data, host.turn)
+            await stream.receive_each(lambda data: calls.feed(data, host.turn))
         finally:
             calls.closed()
             session.closed()

@@ -29,6 +29,7 @@ from rmq.remoting.limits import (
     patience,
 )
 from rmq.remoting.loop import Wakeup, current_loop, disconnect_errors, disconnect_or_close_errors
+from rmq.remoting.poller import Poller
 from rmq.remoting.serving.acceptor import Acceptor, Guest
 from rmq.remoting.transports.stream import Listener, Stream, close_at_once
 
@@ -39,10 +40,17 @@ PIECE_BYTES = 64 * 1024
 
 
 class DoorConnection:
-    """The `rmq.doors.DoorStream` of one peer. `first` are bytes that were already read."""
+    """The `rmq.doors.DoorStream` of one peer. `first` are bytes that were already read. `poller` reads the
+    stream where it can."""
 
     def __init__(
-        self, door: Door, stream: Stream, first: bytes, limits: Limits, budget: MemoryBudget
+        self,
+        door: Door,
+        stream: Stream,
+        first: bytes,
+        limits: Limits,
+        budget: MemoryBudget,
+        poller: Poller | None = None,
     ) -> None:
         self._door = door
         self.peer_address, self.local_address = stream.peer, stream.local
@@ -55,6 +63,9 @@ class DoorConnection:
         self._stream = stream
         self._limits = limits
         self._budget = budget
+        self._poller = poller if poller is not None and stream.reads_now else None
+        self._take: Callable[[bytes], None] = _dropped
+        self._is_at_end = False  # the poller has read all of the stream
         self._received = bytearray(first)
         self._partial_since = math.inf  # begin of the wait for the rest of a unit
         self._outbox: list[bytes] = []
@@ -83,6 +94,34 @@ class DoorConnection:
         else:
             await anyio.lowlevel.checkpoint()
         return self._taken(min(most, len(self._received)), 0)
+
+    async def receive_each(self, take: Callable[[bytes], None]) -> None:
+        """Same as `rmq.doors.DoorStream.receive_each`."""
+        poller, self._take = self._poller, take
+        while True:
+            if poller is not None and poller.is_running and not self._received:
+                await poller.attend(self._stream.descriptor, self._on_readable)
+                if self._is_at_end:
+                    return
+            data = await self.receive()  # also where a read must wait: for the peer, or for memory
+            if not data:
+                return
+            take(data)
+
+    def _on_readable(self) -> bool:
+        """Read now, and pass the bytes on; False when the task must go on."""
+        now = self._now()
+        if self._unsent > self._limits.pause_bytes or self._is_slow(now, PATIENCE_SECONDS):
+            return False
+        data = self._stream.receive_now(PIECE_BYTES)
+        if data is None:
+            return True
+        self._active_at = now
+        if not data:
+            self._is_at_end = True
+            return False
+        self._take(data)
+        return not self.is_closed
 
     async def receive_exactly(self, count: int) -> bytes:
         """Same as `rmq.doors.DoorStream.receive_exactly`."""
@@ -319,6 +358,10 @@ class DoorConnection:
             log.error(text, self.peer_address, door.name, error, exc_info=error)
 
 
+def _dropped(data: bytes) -> None:
+    pass
+
+
 class Visitor(DoorHost, Protocol):
     """The host of a connection, as its server uses it."""
 
@@ -351,8 +394,13 @@ class DoorServer:
         self._limits = limits
         self._accept = accept
         self._budget = budget
+        self._poller: Poller | None = None
         self._open: dict[DoorConnection, None] = {}
         self.counts = {door.name: 0 for door in doors}
+
+    def read_by(self, poller: Poller) -> None:
+        """Read connections by a poller from now on, where their doors take bytes as they come."""
+        self._poller = poller
 
     @property
     def has_websocket(self) -> bool:
@@ -407,7 +455,7 @@ class DoorServer:
         raise RemoteProtocolError(f"the first bytes {first[:16]!r} belong to no door of this port")
 
     async def _converse(self, door: Door, stream: Stream, first: bytes, guest: Guest) -> None:
-        connection = DoorConnection(door, stream, first, self._limits_of(door), self._budget)
+        connection = DoorConnection(door, stream, first, self._limits_of(door), self._budget, self._poller)
         guest.watch(lambda: connection.has_proved)
         host = self._visitor(door, connection)
         self._open[connection] = None

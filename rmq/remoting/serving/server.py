@@ -132,6 +132,8 @@ class Server:
         self.is_open = False
         """True while connections may be left without a task."""
         self.poller = poller or Poller()
+        if doors is not None:
+            doors.read_by(self.poller)
         self._endpoint = endpoint
         self._nursery: Tasks | None = None
         self._doors = doors
