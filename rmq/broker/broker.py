@@ -500,7 +500,7 @@ class Broker(Endpoint):
         """Request a commit of the pending messages: by the current chunk, or in the next round of the
         loop."""
         if self.chunk.connection is None:
-            self.deadlines.add(self.clock())
+            self.steps.commit_soon()
 
     def _commit(self) -> None:
         self.group_commit.commit()

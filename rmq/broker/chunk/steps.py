@@ -121,6 +121,12 @@ class Steps:
         self._is_slave = is_slave
         self._now_ms, self._clock = now_ms, clock
         self._expire_at = 0
+        self._is_turning = False
+
+    def commit_soon(self) -> None:
+        """Commit the pending messages in the next round of the loop, or at the end of the present turn."""
+        if not self._is_turning:
+            self._deadlines.add(self._clock())
 
     def deadlines(self, now: float) -> float:
         """Answer the waiting requests that are due; returns the next deadline, in seconds."""
@@ -136,10 +142,15 @@ class Steps:
             self.round_end.end()
 
     def turn(self, work: Callable[[], None]) -> None:
-        """Do work and then a round of due steps, without the loop of deadlines."""
+        """Do work, commit what it has put, and do a round if a step is due, without the loop of deadlines."""
         self._deadlines.hold()
         try:
-            work()
+            self._is_turning = True
+            try:
+                work()
+            finally:
+                self._is_turning = False
+                self._commit_pending()
             now = self._clock()
             if self._deadlines.next <= now:
                 self._round(now)
