@@ -74,6 +74,33 @@ def test_calls_are_made_though_the_round_fails() -> None:
     assert woken, "outside of a round the loop is woken"
 
 
+def test_a_turn_commits_without_a_look_at_all_who_wait() -> None:
+    rig, done = Rig(), list[str]()
+    broker, steps = rig.broker, rig.broker.steps
+    steps._waiting = [lambda now: done.append("looked") or now + 60]  # type: ignore[func-returns-value]
+    steps._commit_pending = lambda: done.append("committed")
+    steps.turn(broker.commit_soon)
+    assert done == ["committed"]
+    done.clear()
+    broker.commit_soon()  # not in a turn: by a deadline that is over
+    steps.turn(lambda: None)
+    assert done == ["committed", "looked", "committed"]
+
+
+def test_a_turn_that_fails_commits_what_it_has_put() -> None:
+    rig, done = Rig(), list[str]()
+    steps = rig.broker.steps
+    steps._commit_pending = lambda: done.append("committed")
+
+    def fail() -> None:
+        rig.broker.commit_soon()
+        raise RuntimeError("a bug of the door")
+
+    with pytest.raises(RuntimeError, match="bug"):
+        steps.turn(fail)
+    assert done == ["committed"]
+
+
 class Turning(OneDoor):
     """Stores each line in a turn, and answers by whether it was stored when the turn ended."""
 
