@@ -126,7 +126,7 @@ class Controller:
                 self._drop(question.address, reply, now)
             case _:
                 known = self.sets.sets.get(question.name)
-                refusal = self._refused(question, now)
+                refusal = "" if known is None else self._refused(known, question, now)
                 if refusal:
                     reply(Answer(refusal, known))
                 else:
@@ -303,12 +303,9 @@ class Controller:
 
     # ---- the log ----
 
-    def _refused(self, command: Register | AlterInSync | Adopt | Remove, now: float) -> str:
+    def _refused(self, known: BrokerSet, command: Register | AlterInSync | Adopt | Remove, now: float) -> str:
         """The reason to refuse a request before it goes to the log; empty without one. The log has no clock,
         and does not know which replicas live."""
-        known = self.sets.sets.get(command.name)
-        if known is None:
-            return ""
         if isinstance(command, AlterInSync):
             is_behind = self.elections.evidence.is_behind(known)
             return f"the controllers' table of {known.name} is an old one" if is_behind else ""
