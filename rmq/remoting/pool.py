@@ -45,6 +45,9 @@ FIRST_PAUSE_SECONDS = 0.1
 LONGEST_PAUSE_SECONDS = 1.0
 """Longest pause between two dials: callers that wait for a peer notice its return within it."""
 HEALTHY_SECONDS = 1.0
+FORGET_SECONDS = 600.0
+"""Seconds without a connection or a dial after which an address is forgotten: brokers come and go, and a
+process may run for a year."""
 
 
 def _ignore(address: str, cause: object) -> None:
@@ -63,6 +66,12 @@ class _Link:
     was_open: bool = False  # there was a connection before the error
     retry_at: float = -1.0
     reported: Connection | None = None  # the connection that the watcher knows of
+    ended_at: float = -math.inf  # the end of the last connection or dial
+
+    def is_unused(self, now: float) -> bool:
+        """True if nobody has dialled the address for long."""
+        is_idle = self.connection is None and self.dialled is None
+        return is_idle and now - self.ended_at > FORGET_SECONDS
 
 
 class Pool:
@@ -233,6 +242,7 @@ class Pool:
         except ConfigError as error:  # the address or the TLS files: an error of the caller, not of the pool
             self._not_made(link, error)
         finally:
+            link.ended_at = self._now()
             if connection is None:
                 self._end_dial(link)
             elif link.connection is connection:
@@ -276,6 +286,9 @@ class Pool:
             await anyio.sleep_until(at)
             now = self._now()
             links = list(self._links.values())
+            for link in links:
+                if link.is_unused(now):
+                    del self._links[link.address]
             at = self._limits.scan_at(now, [one.connection.expire(now) for one in links if one.connection])
 
     async def __aenter__(self) -> Self:

@@ -318,3 +318,19 @@ async def test_an_error_says_whether_the_peer_ended_a_connection(
             await pool.call("127.0.0.1:2", request(), 3)
         assert not caught.value.was_open
         nursery.cancel_scope.cancel()
+
+
+async def test_addresses_that_nobody_uses_any_more_are_forgotten(
+    autojump_clock: MockClock, network: CountedDials
+) -> None:
+    """Brokers come and go beside a process that runs for a year."""
+    async with served(network, addresses=[ADDRESS]), pooled(network) as pool:
+        await pool.call(ADDRESS, request(), 3)
+        for number in range(100):
+            with pytest.raises(ConnectFailed):
+                await pool.call(f"10.0.0.1:{1000 + number}", request(), 3)
+        assert pool.state("10.0.0.1:1099")[1] == 1, "its failure is told for a while"
+        for _ in range(20):
+            await trio.sleep(60)
+            await pool.call(ADDRESS, request(), 3)
+        assert list(pool._links) == [ADDRESS]
