@@ -347,7 +347,8 @@ class CompiledBroker(Broker):
         total = self.stats.put_all(counts)
         self.stats.stored(seconds * 1000, total)
         self.histograms.write.observe(clock() - self._began, total)
-        if self.parked_pulls.count:  # what else waits for arrivals waits for topics without lanes
+        # Everything else that waits for arrivals waits for topics without lanes.
+        if self.parked_pulls.count or len(self.deliveries.polls):
             self.chunk.begin(None, self._began)
             self.arrivals.arrived(arrivals)
         self.acknowledgement.replicas.grown()

@@ -13,12 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rmq.broker.consume.take_runs import TakeRuns
+from rmq.broker.send_batches import CompiledBroker
 from rmq.plugin import Hooks, PulledEvent
 from rmq.protocol.frames import Decoder
 from rmq.store.files.consumequeue import UNIT, UNIT_FORM
 from tests.compiled import COMPILED, HAS_COMPILED
-from tests.stateful.engines import PEERS
-from tests.stateful.take_machine import CHANGES, TakeEngines, Takes
+from tests.stateful.engines import PEERS, START, Side, plain_send
+from tests.stateful.take_machine import CHANGES, TakeEngines, Takes, pop_frame
 
 pytestmark = HAS_COMPILED
 
@@ -97,6 +98,39 @@ def test_a_pop_has_a_new_lane_after_a_change(change: str, answered: list[int]) -
         takes.pop(queueId="0", maxMsgNums="1")
     assert answered[-1] == 1
     assert len(takes.broker._take_lanes) <= 10
+
+
+def test_plain_sends_wake_the_pops_that_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    runs: list[int] = []
+    commit = CompiledBroker._commit_runs
+
+    def noted(broker: CompiledBroker, put: Any) -> None:
+        runs.append(len(put))
+        commit(broker, put)
+
+    monkeypatch.setattr(CompiledBroker, "_commit_runs", noted)
+    side, chance = (
+        Side(in_turns=False, seed=1, sizes={}, waits="", plugins=False, compiled=COMPILED),
+        Random(1),
+    )
+    for opaque in range(1, 50):
+        side.receive(0, plain_send(chance, opaque))
+    opaque = 100
+    while True:
+        side.receive(1, pop_frame(opaque, {"pollTime": "15000", "bornTime": str(START)}))
+        if not side.peers[1].take():
+            break
+        opaque += 1
+    for number in range(50, 70):  # the lanes were closed as the group began
+        side.receive(2, plain_send(chance, number))
+        if side.peers[1].take():
+            side.receive(1, pop_frame(opaque + number, {"pollTime": "15000", "bornTime": str(START)}))
+            side.peers[1].take()
+    assert len(side.broker.deliveries.polls) == 1
+    runs.clear()
+    side.receive(0, plain_send(chance, 80))
+    assert runs
+    assert len(side.peers[1].take()) == 1
 
 
 def test_a_redelivery_goes_before_new_messages(answered: list[int]) -> None:
