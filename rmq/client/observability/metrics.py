@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import MutableMapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import anyio
 from attrs import frozen
@@ -21,6 +21,9 @@ from rmq.metrics import Histogram, Metric, single
 if TYPE_CHECKING:
     from rmq.client.session.results import SendResult
     from rmq.client.session.session import Session
+
+
+V = TypeVar("V")
 
 
 def error_type(error: BaseException | None) -> str:
@@ -59,6 +62,27 @@ def short(session: Session | None, name: str) -> str:
     return name if session is None else without_namespace(session.config.namespace, name)
 
 
+ROWS_MOST: Final = 2_000
+"""Rows of a figure. Topics come and go beside a process that runs for a year."""
+
+
+class _Rows(defaultdict[tuple[str, ...], V]):
+    """A figure's rows by their labels. With too many rows the oldest goes that counts nothing now; a counter
+    that comes again begins at 0."""
+
+    is_gauge = False
+
+    def __missing__(self, labels: tuple[str, ...]) -> V:
+        if len(self) >= ROWS_MOST:
+            ended = (one for one, value in self.items() if not (self.is_gauge and value))
+            self.pop(next(ended, labels), None)
+        return super().__missing__(labels)
+
+
+class _Gauge(_Rows[int]):
+    is_gauge = True
+
+
 @frozen
 class _Began:
     labels: tuple[str, ...]
@@ -76,12 +100,12 @@ class ClientMetrics(Observer):
 
     def __init__(self, *, lag_seconds: float = 15.0) -> None:
         self._session: Session | None = None
-        self._sends: defaultdict[tuple[str, ...], Histogram] = defaultdict(Histogram)
-        self._handlers: defaultdict[tuple[str, ...], Histogram] = defaultdict(Histogram)
-        self._consumed = Counter[tuple[str, ...]]()
-        self._redelivered = Counter[tuple[str, ...]]()
+        self._sends = _Rows(Histogram)
+        self._handlers = _Rows(Histogram)
+        self._consumed = _Rows(int)
+        self._redelivered = _Rows(int)
         self._sending = 0
-        self._handling = Counter[tuple[str, ...]]()
+        self._handling = _Gauge(int)
         self._lags = Lags(lag_seconds)
 
     def attach(self, session: Session) -> None:

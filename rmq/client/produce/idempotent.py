@@ -91,6 +91,7 @@ class IdempotentSender(Sender):
                 return await self._once(numbered, chosen, max(left, SHORTEST_PAUSE_SECONDS))
             except RequestCodeNotSupported:
                 log.info(_NO_DEDUPLICATION, chosen.broker_name)
+                self._without &= set(session.routes.broker_names())  # brokers come and go
                 self._without.add(chosen.broker_name)
                 return await super().send(outgoing, queue, sharding_key, max(left, SHORTEST_PAUSE_SECONDS))
             except AGAIN as error:

@@ -44,6 +44,7 @@ class Pops:
             return response
         is_too_many = most > POP_MAX_OF_ROCKETMQ and REFUSAL_OF_MORE in (response.remark or "")
         if is_too_many and broker not in self._small:
+            self._small &= set(self._session.routes.broker_names())  # brokers come and go
             self._small.add(broker)
             return await self.pop(broker, address, header, seconds)
         raise for_code(response.code, response.remark, address)

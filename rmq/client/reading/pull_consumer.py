@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 else:
     from rmq.lazy_attrs import define
 
+TEMPLATES_MOST: Final = 10_000
+"""Queues with an expression whose requests a pull consumer keeps ready."""
+
 # Polling: queues are pulled in the background, messages are taken when the application asks.
 
 
@@ -127,6 +130,7 @@ class PullConsumer(AsyncResource):
 
     async def __aenter__(self) -> PullConsumer:
         await self._scope.__aenter__()
+        self._session.watchers.add(self._forget)
         self._is_open = True
         return self
 
@@ -135,6 +139,7 @@ class PullConsumer(AsyncResource):
     ) -> None:
         """Leave the group; with `auto_commit`, a normal exit commits all that was polled."""
         self._is_open = False
+        self._session.watchers.discard(self._forget)
         try:
             if self._polling is not None:
                 await self._polling.leave(done=error is None)
@@ -391,9 +396,18 @@ class PullConsumer(AsyncResource):
         request = template.request(queue_offset, max_messages, int(wait * 1000), None, created_ms)
         return await session.pool.call(address, request, wait + session.brokers.timeout), address
 
+    def _forget(self, topic: str) -> None:
+        """Forget the queues of a topic that does not exist any more."""
+        for table in (self._positions, self._created_ms, self._broker_ids):
+            for queue in [queue for queue in table if queue.topic == topic]:
+                del table[queue]
+        self._templates = {key: made for key, made in self._templates.items() if key[0].topic != topic}
+
     def _template(self, queue: MessageQueue, expression: str | Sql) -> PullTemplate:
         template = self._templates.get((queue, expression))
         if template is None:
+            if len(self._templates) >= TEMPLATES_MOST:
+                self._templates.clear()
             data = subscription(queue.topic, expression, self._session.now_ms())
             template = self._templates[queue, expression] = PullTemplate(
                 self.group,

@@ -297,9 +297,14 @@ class SimpleConsumer(AsyncResource):
             rotation = await self._session.rotation(topic, self._session.brokers.timeout)
             for queue in rotation.route.subscribe_queues:
                 places[Place(topic, queue.broker_name)] = None
-        if not self._known.issuperset(places):
-            self._known.update(places)
-            self._scope.tasks.start_soon(self._session.join, self.group)
+        if self._known != places.keys():
+            if not self._known.issuperset(places):
+                self._scope.tasks.start_soon(self._session.join, self.group)
+            self._known = set(places)
+            for place in self._paused.keys() - places.keys():
+                del self._paused[place]
+            for place in self._unanswered.keys() - places.keys() - self._polling:
+                del self._unanswered[place]
         return list(places)
 
     def _poll(self, places: Iterable[Place], most: int, wait: float, invisible: float) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, TypeVar
 
@@ -242,6 +242,10 @@ class Leaving:
             self.count -= 1
             if not self.count:
                 self._heard.clear()
+
+    def keep(self, addresses: Collection[str]) -> None:
+        """Forget all other brokers."""
+        self.silent.intersection_update(addresses)
 
     def seconds(self, address: str, timeout: float) -> float:
         """Seconds that a request may take now. Raises ConnectFailed for a broker that is silent."""

@@ -6,8 +6,9 @@ Times are seconds of any clock that does not run backwards.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Sequence
 from itertools import chain, zip_longest
+from typing import Any, Final, TypeVar
 
 import anyio
 from attrs import define, field, frozen
@@ -18,6 +19,11 @@ from rmq.protocol.bodies import QueueData, TopicRouteData
 from rmq.protocol.codes import MASTER_ID, PERM_READ, PERM_WRITE
 from rmq.remoting.loop import exponential_backoff
 
+K = TypeVar("K")
+
+MISSING_MOST: Final = 100
+"""Topics that name servers do not know any more whose routes are kept. Topics come and go beside a process
+that runs for a year."""
 MAX_QUEUES = 1 << 16
 """Queues of a topic on one broker above which a route is refused as damaged."""
 
@@ -185,6 +191,11 @@ class BrokerHealth:
         for table in (self._until, self._failures, self._counted_until):
             table.pop(broker_name, None)
 
+    def keep(self, broker_names: Container[str]) -> None:
+        """Forget all other brokers."""
+        for table in (self._until, self._failures, self._counted_until):
+            keep_rows(table, broker_names)
+
     def avoided(self, now: float) -> Collection[str]:
         """The names of the brokers to avoid now."""
         if not self._until:
@@ -192,6 +203,12 @@ class BrokerHealth:
         for name in [name for name, until in self._until.items() if until <= now]:
             del self._until[name]
         return self._until.keys()
+
+
+def keep_rows(table: dict[K, Any], keys: Container[K]) -> None:
+    """Drop the rows of all other keys."""
+    for key in [key for key in table if key not in keys]:
+        del table[key]
 
 
 def is_unknown(error: RmqError) -> bool:
@@ -225,6 +242,7 @@ class RouteTable:
     _start: Callable[[], int] = lambda: 0
     _rotations: dict[str, Rotation] = field(factory=dict)
     _brokers: dict[str, dict[int, str]] = field(factory=dict)
+    _missing: dict[str, None] = field(factory=dict)
 
     def get(self, topic: str) -> Rotation | None:
         return self._rotations.get(topic)
@@ -235,6 +253,7 @@ class RouteTable:
     def put(self, route: Route) -> bool:
         """Add a route; returns whether it has anything new. For a broker, the latest addresses count, from
         whatever topic's route."""
+        self._missing.pop(route.topic, None)
         known = self._rotations.pop(route.topic, None)
         changes = known is None or known.route != route
         self._rotations[route.topic] = Rotation(route, self._start()) if known is None or changes else known
@@ -245,8 +264,23 @@ class RouteTable:
 
     def remove(self, topic: str) -> None:
         """Forget a topic's route."""
+        self._missing.pop(topic, None)
         if self._rotations.pop(topic, None) is not None:
             self._collect()
+
+    def note_missing(self, topic: str) -> None:
+        """Note that no name server knows the topic any more: its route stays for now, since a name server
+        that has just started has no routes yet."""
+        if topic in self._rotations:
+            self._missing[topic] = None
+
+    def surplus(self) -> list[str]:
+        """The topics to forget: those missing for longest, beyond `MISSING_MOST`."""
+        return list(self._missing)[: max(0, len(self._missing) - MISSING_MOST)]
+
+    def broker_names(self) -> Collection[str]:
+        """The names of all brokers."""
+        return self._brokers.keys()
 
     def _collect(self) -> None:
         brokers: dict[str, dict[int, str]] = {}

@@ -27,12 +27,14 @@ from rmq.client.session.health import ConsumerHealth
 from rmq.client.session.observer import Observers
 from rmq.client.session.requests import Brokers, NameServers, no_route
 from rmq.client.session.routes import (
+    MISSING_MOST,
     BrokerHealth,
     Rotation,
     Route,
     RouteRequest,
     RouteTable,
     is_unknown,
+    keep_rows,
 )
 from rmq.client.session.window import Windows
 from rmq.clock import wall_clock_ms
@@ -51,6 +53,7 @@ from rmq.message import (
     AUTO_CREATE_TOPIC,
     PROPERTY_CORRELATION_ID,
     PROPERTY_REPLY_ARRIVE_TIME,
+    RETRY_PREFIX,
     MessageQueue,
     StoredMessage,
     UniqueIds,
@@ -227,6 +230,8 @@ class Session:
         """Topics whose routes senders wait for."""
         self._unrefreshed: dict[str, str] = {}
         """Topic -> the reason why its route was not renewed."""
+        self.watchers: set[Callable[[str], None]] = set()
+        """Called with each topic whose route is forgotten."""
         self._stale: dict[str, None] = {}
         self._refresh_now = Wakeup()
         self._warnings: dict[tuple[str, str], str] = {}  # last warning about a group; "": producers
@@ -384,12 +389,39 @@ class Session:
             await self._refresh_now.wait(due)
             await self._rest_after(ended)
             topics, self._stale = list(self._stale), {}
-            if self.now() >= due:
+            if ended_all := self.now() >= due:
                 topics = self.routes.topics()
                 due = self.now() + interval
             for topic in topics:
                 await self._try_refresh(topic)
+            if ended_all:
+                self._forget()
             ended = self.now()
+
+    def _forget(self) -> None:
+        """Forget topics and brokers that are gone: they come and go beside a process that runs for a year."""
+        routes = self.routes
+        for topic in routes.surplus():
+            routes.remove(topic)
+            log.info("forgot the route of %s, which no name server knows any more", topic)
+            for watcher in [*self.watchers]:
+                watcher(topic)
+        addresses, brokers, topics = (
+            set(routes.addresses(slaves=True)),
+            routes.broker_names(),
+            routes.topics(),
+        )
+        self._lost &= addresses
+        self.brokers.leaving.keep(addresses)
+        keep_rows(self._introduced, addresses)
+        for address, group in [*self._warnings]:
+            if address not in addresses or (group and group not in self.members):
+                del self._warnings[address, group]
+        self.health.keep(brokers)
+        self.windows.keep(brokers)
+        known = {*topics, *_last(self._unrefreshed), *_last(self.send_retries)}
+        keep_rows(self._unrefreshed, known)
+        keep_rows(self.send_retries, known)
 
     async def _rest_after(self, ended: float) -> None:
         """Sleep until the least pause after the begin of a round is over."""
@@ -402,6 +434,8 @@ class Session:
             await self.refresh(topic)
         except (NoRoute, RemoteProtocolError, ResponseError) as error:
             # A name server that has just started has no routes yet: the known route stays.
+            if isinstance(error, NoRoute) and is_unknown(error):
+                self.routes.note_missing(topic)
             if self._unrefreshed.get(topic) != (reason := str(error)):
                 self._unrefreshed[topic] = reason  # logged once, not every 30 s
                 log.info("kept the former route of %s: %s", topic, error)
@@ -497,7 +531,10 @@ class Session:
             self._log_warning(address, data, await self.brokers.heartbeat(address, data))
             if address not in self._lost:
                 known = self._introduced.setdefault(address, set())
-                known.update(one.group_name for one in data.producer_data_set)
+                # Without producers that have left meanwhile.
+                known.update(
+                    one.group_name for one in data.producer_data_set if one.group_name in self.producers
+                )
             if address in self._silent:  # back again
                 self._silent.discard(address)
                 self.health.clear(self.routes.name_of(address))
@@ -546,6 +583,8 @@ class Session:
 
     async def _leave_all(self, producer: str | None, consumer: str | None) -> None:
         self.producers.pop(producer or "", None)
+        for known in self._introduced.values():
+            known.discard(producer or "")
         self.members.pop(consumer or "", None)
         has_lock = False
         try:
@@ -562,6 +601,8 @@ class Session:
         finally:
             if has_lock:
                 self._heartbeat_lock.release()
+            if consumer is not None and consumer not in self.members:
+                self.routes.remove(RETRY_PREFIX + consumer)
 
     async def _leave(self, address: str, producer: str | None, consumer: str | None) -> None:
         try:
@@ -574,6 +615,11 @@ def _by_group(data: HeartbeatData) -> list[HeartbeatData]:
     """The same heartbeat in parts: a part with all producers, and a part for each consumer."""
     parts = [evolve(data, producer_data_set=[], consumer_data_set=[one]) for one in data.consumer_data_set]
     return [evolve(data, consumer_data_set=[]), *parts] if data.producer_data_set else parts
+
+
+def _last(topics: Iterable[str]) -> list[str]:
+    """The topics that came last, without a route: most are mistakes of an application."""
+    return list(topics)[-MISSING_MOST:]
 
 
 def _detail(error: NoRoute) -> str:

@@ -8,7 +8,7 @@ sends stand in line, first come first served.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Container
 from itertools import islice
 from typing import Final
 
@@ -125,6 +125,12 @@ class Windows:
         if window is None:
             window = self._windows[broker] = Window(broker, self)
         return window
+
+    def keep(self, brokers: Container[str]) -> None:
+        """Forget all other brokers that no send goes to now."""
+        for broker, window in [*self._windows.items()]:
+            if broker not in brokers and window.room == window.size:
+                del self._windows[broker]
 
     def full(self) -> list[str]:
         """The brokers that have no room now."""

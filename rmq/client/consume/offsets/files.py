@@ -37,6 +37,9 @@ def _folder(name: str) -> str:
     return name.translate({ord(one): "_" for one in forbidden})
 
 
+OTHERS_MOST: Final = 1_000
+"""Queues beside the present ones whose offsets the file keeps: a broker that is away comes back, and brokers
+and queues that are gone for good fill no file."""
 NO_CREATIONS: Final[Mapping[MessageQueue, int]] = {}
 
 
@@ -48,6 +51,7 @@ class LocalOffsets:
         self._backup = path.with_name(path.name + ".bak")
         self._offsets, self._created_ms = self._load(path) or self._load(self._backup) or ({}, {})
         self._is_saved = True
+        self._present = 0  # queues of the largest update: some have a part of the queues
 
     def get(self, queue: MessageQueue) -> int | None:
         """The next offset of the queue; None when it was never read."""
@@ -70,10 +74,15 @@ class LocalOffsets:
         is_known = offsets.items() <= self._offsets.items() and made.items() <= self._created_ms.items()
         if is_known and self._is_saved:
             return
-        self._offsets.update(offsets)
-        for queue in offsets:
+        for queue, offset in offsets.items():
+            self._offsets.pop(queue, None)  # its row is the newest now
+            self._offsets[queue] = offset
             self._created_ms.pop(_key(queue), None)
         self._created_ms.update(made)
+        self._present = max(self._present, len(offsets))
+        for queue in list(self._offsets)[: max(0, len(self._offsets) - self._present - OTHERS_MOST)]:
+            del self._offsets[queue]
+            self._created_ms.pop(_key(queue), None)
         try:
             self._save()
             self._is_saved = True
