@@ -12,9 +12,11 @@ from attrs import Factory, evolve, frozen
 
 from rmq.clock import wall_clock_ms
 from rmq.errors import (
+    NETWORK_ERRORS,
     ConsumerNotOnline,
     NoPermission,
     NoRoute,
+    RequestCodeNotSupported,
     ResponseError,
     RmqError,
     TopicNotExist,
@@ -265,12 +267,27 @@ async def _unheard(admin: Admin, facts: Facts, now_ms: Callable[[], int]) -> lis
 async def _expectation(admin: Admin, manifest: Manifest, tables: _Tables) -> Expectation:
     info = await admin.cluster_info()
     present = Manifest(tables.topics, tables.groups, brokers=broker_entries(info))
+    problems: dict[str, str] = {}
     if manifest.accounts:
-        for address in (await admin.acl_servers())[:1]:
-            present.accounts = await accounts(admin, address)
-    topics = {topic for found in manifest.offsets.values() for topic in found}
-    ends = await ask_each(sorted(topics), lambda topic: queue_ends(admin, topic))
-    return Expectation(manifest, present, tables.masters, ends)
+        for address in await admin.acl_servers(answering=True):
+            try:
+                present.accounts = await accounts(admin, address)
+            except RmqError as error:  # the next server may answer
+                problems["accounts"] = str(error)
+            else:
+                problems.pop("accounts", None)
+                break
+    topics = sorted({topic for found in manifest.offsets.values() for topic in found})
+
+    async def ends_of(topic: str) -> dict[tuple[str, int], int]:
+        try:
+            return await queue_ends(admin, topic)
+        except RmqError as error:
+            problems[f"topic {topic}"] = str(error)
+            return {}
+
+    ends = await ask_each(topics, ends_of)
+    return Expectation(manifest, present, tables.masters, ends, problems)
 
 
 async def _broker(admin: Admin, place: BrokerFacts, now_ms: Callable[[], int]) -> BrokerFacts | NoPermission:
@@ -289,10 +306,15 @@ async def _broker(admin: Admin, place: BrokerFacts, now_ms: Callable[[], int]) -
 async def _account_differences(admin: Admin) -> list[str]:
     """Differences between the accounts of the servers that answer."""
     found = {}
-    for address in await admin.acl_servers():
-        with contextlib.suppress(RmqError):  # a server that is away has a finding of its own
+    problems = []
+    for address in await admin.acl_servers(answering=True):
+        try:
             found[address] = await admin.acl_config(address)
-    return differences(found)
+        except (*NETWORK_ERRORS, RequestCodeNotSupported):
+            pass  # a server that is away, or that lacks access control, has a finding of its own
+        except RmqError as error:
+            problems.append(f"were not checked at {address}: {error}; see this server first")
+    return [*differences(found), *problems]
 
 
 async def _vip_error(admin: Admin, address: str, config: Mapping[str, str]) -> str:
@@ -330,7 +352,7 @@ async def _group(admin: Admin, name: str, masters: Sequence[str]) -> GroupFacts:
     for address in masters:
         try:
             figures = await admin.delivery_figures(address, name)
-        except ResponseError:  # RocketMQ's brokers may not know the request
+        except RequestCodeNotSupported:  # RocketMQ's brokers may not know the request
             continue
         except RmqError as error:
             found.error = found.error or str(error)

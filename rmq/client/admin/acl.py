@@ -8,7 +8,13 @@ from typing import Any, Final
 from attrs import field, frozen
 
 from rmq.client.admin.cluster import Cluster, each
-from rmq.errors import NETWORK_ERRORS, NoPermission, RemoteProtocolError, ResponseError
+from rmq.errors import (
+    NETWORK_ERRORS,
+    RemoteProtocolError,
+    RequestCodeNotSupported,
+    RequestTimeout,
+    ResponseError,
+)
 from rmq.protocol import json
 from rmq.protocol.bodies import DataVersion
 from rmq.protocol.codes import RequestCode, ResponseCode
@@ -70,20 +76,37 @@ class Acl(Cluster):
     that keep accounts, unless a broker is given.
     """
 
-    async def acl_servers(self, *, cluster: str = "", broker: str = "") -> list[str]:
-        """The addresses of all servers at which accounts are changed."""
+    async def acl_servers(self, *, cluster: str = "", broker: str = "", answering: bool = False) -> list[str]:
+        """The addresses of all servers at which accounts are changed. With `answering`, name servers that do
+        not answer are left out; otherwise their silence is an error."""
         found = await self.broker_addresses(cluster=cluster, broker=broker, slaves=True)
-        return found if broker else [*found, *[name for name in self.name_servers if await self._keeps(name)]]
+        for name_server in [] if broker else self.name_servers:
+            try:
+                if await self._keeps(name_server):
+                    found.append(name_server)
+            except NETWORK_ERRORS:
+                if not answering:
+                    raise
+        return found
 
     async def _keeps(self, name_server: str) -> bool:
-        """True if a name server keeps accounts. Raises NoPermission when it does not answer this account."""
+        """True if a name server keeps accounts. Raises the errors of the network when it does not answer
+        anything, NoPermission when it refuses this account, and other refusals."""
         try:
-            await self._ask(
-                name_server, RequestCode.GET_BROKER_CLUSTER_ACL_INFO, timeout=NAMESRV_PATIENCE_SECONDS
-            )
-        except NoPermission:
-            raise
-        except (ResponseError, *NETWORK_ERRORS):
+            return await self._has_accounts(name_server)
+        except RequestTimeout:
+            # Java's name servers do not answer. A server that hangs answers nothing else, either.
+            await self._ask(name_server, RequestCode.GET_BROKER_CLUSTER_INFO)
+        try:
+            return await self._has_accounts(name_server)  # it may have been busy the first time
+        except RequestTimeout:
+            return False
+
+    async def _has_accounts(self, name_server: str) -> bool:
+        code = RequestCode.GET_BROKER_CLUSTER_ACL_INFO
+        try:
+            await self._ask(name_server, code, timeout=NAMESRV_PATIENCE_SECONDS)
+        except RequestCodeNotSupported:
             return False
         return True
 

@@ -10,7 +10,15 @@ from attrs import Factory, define
 
 from rmq.client.admin.acl import AclAccount
 from rmq.client.admin.cluster import readable
-from rmq.errors import ConfigError, NoPermission, NoRoute, ResponseError, TopicNotExist
+from rmq.errors import (
+    ConfigError,
+    NoPermission,
+    NoRoute,
+    RequestCodeNotSupported,
+    RequestTimeout,
+    ResponseError,
+    TopicNotExist,
+)
 from rmq.message import MessageQueue
 from rmq.operate.copies.manifest import (
     EVERYWHERE,
@@ -74,12 +82,18 @@ def _add_offsets(manifest: Manifest, broker: str, table: dict[str, dict[int, int
 
 
 async def accounts(admin: Admin, address: str) -> dict[str, Settings]:
-    """The accounts of a broker without their secrets; none when it has no access control."""
+    """The accounts of a broker without their secrets; none when it has no access control. Raises as
+    `client.admin`: silence, or another refusal, is not the answer that there are none."""
     try:
         found = await admin.acl_config(address)
     except NoPermission:
         raise
-    except ResponseError:
+    except RequestCodeNotSupported:
+        return {}
+    except (ResponseError, RequestTimeout):
+        # RocketMQ's brokers without access control fail in odd ways, or do not answer at all.
+        if (await admin.broker_config(address)).get("aclEnable") == "true":
+            raise
         return {}
     return {
         one.access_key: {

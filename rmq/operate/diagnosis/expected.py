@@ -23,7 +23,9 @@ def findings_of_expectation(expected: Expectation) -> Iterator[Finding]:
                 if broker in expected.masters:
                     now = _by_broker(there.get(name, {}), expected.masters).get(broker)
                     yield from _compared(kind, name, broker, settings, now)
-    for name in expected.manifest.accounts:
+    for where, problem in expected.problems.items():
+        yield Finding("wrong", where, f"not checked: {problem}", "see the brokers first")
+    for name in () if "accounts" in expected.problems else expected.manifest.accounts:
         if name not in expected.present.accounts:
             yield Finding("wrong", f"account {name}", "is not there", "`rmq acl add` makes it")
     yield from _offsets(expected)

@@ -77,12 +77,14 @@ class GroupFacts:
 class Expectation:
     """An exported cluster, and the same part of the present cluster. `masters` are the names of the masters
     that answered: topics and groups are known of these masters only. `ends`: topic -> (broker, queue) -> the
-    end of that queue, of topics with exported offsets."""
+    end of that queue, of topics with exported offsets. `problems`: part -> the reason why it is not
+    known."""
 
     manifest: Manifest
     present: Manifest
     masters: Collection[str]
     ends: Mapping[str, Mapping[tuple[str, int], int]] = Factory(dict)
+    problems: Mapping[str, str] = Factory(dict)
 
 
 @define

@@ -19,9 +19,7 @@ def findings_of_group(group: GroupFacts, facts: Facts) -> Iterator[Finding]:
     limit = facts.lag_limit
     where = f"group {group.name}"
     if group.error:
-        yield Finding(
-            "note", where, f"could not be looked at in full: {group.error}", "see the brokers first"
-        )
+        yield Finding("wrong", where, f"not checked in full: {group.error}", "see the brokers first")
     left = f"has {counted(group.lag, 'message')} left"
     if group.lag and group.members == 0 and not group.polls:
         todo = (

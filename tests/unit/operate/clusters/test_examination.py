@@ -9,6 +9,7 @@ import pytest
 
 import rmq
 from rmq.errors import ConnectFailed, ConsumerNotOnline, NoPermission, RequestTimeout, for_code
+from rmq.operate.copies.manifest import Manifest
 from rmq.operate.diagnosis import diagnose
 from rmq.operate.examination import PARTS, dead_letter_count, examine, facts_of
 from rmq.operate.overview import Broker, Overview, overview
@@ -149,4 +150,29 @@ async def test_a_group_whose_leases_could_not_be_asked_for_is_not_looked_at_in_f
     facts = await examine(lambda addresses: cluster.connect(), [cluster.namesrv_address])
     (billing,) = facts.groups
     assert "within 3" in billing.error or "3 s" in billing.error
-    assert any("could not be looked at in full" in one.what for one in diagnose(facts))
+    (found,) = [one for one in diagnose(facts) if "not checked in full" in one.what]
+    assert found.level == "wrong", "what is not known ends the command with a failure"
+
+
+async def test_parts_of_an_expected_cluster_that_do_not_answer_are_not_checked(cluster: Cluster) -> None:
+    """They do not end the examination, and are not missing, either."""
+
+    def busy(request: Command, connection: Connection) -> Command:
+        return request.reply(ResponseCode.SYSTEM_BUSY, "busy")
+
+    def settings(request: Command, connection: Connection) -> Command:
+        return request.reply(body=b"aclEnable=true")
+
+    for name in ("a", "b"):
+        cluster[name].hook(RequestCode.GET_BROKER_CLUSTER_ACL_CONFIG, busy)
+        cluster[name].hook(RequestCode.GET_TOPIC_STATS_INFO, busy)
+        cluster[name].hook(RequestCode.GET_BROKER_CONFIG, settings)
+    expected = Manifest(accounts={"ops": {}}, offsets={"billing": {"Orders": {"a": {0: 1}}}})
+    facts = await examine(lambda addresses: cluster.connect(), [cluster.namesrv_address], expected=expected)
+    found = {one.subject: (one.level, one.what) for one in diagnose(facts)}
+    for subject in (("accounts", ""), ("topic", "Orders")):
+        level, what = found[subject]
+        assert level == "wrong"
+        assert "checked" in what
+        assert "busy" in what
+    assert ("account", "ops") not in found
