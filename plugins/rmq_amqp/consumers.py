@@ -162,7 +162,7 @@ class Consumer(Link):
     def _expired(self, one: TakenMessage) -> None:
         settlements = self.connection.settlements
         if self.connection.shared.expired_are_dead:
-            settlements.dead_letter(self._group, self._topic, one.handle)
+            settlements.dead_letter(self._group, self._topic, one.handle, was_seen=False)
         else:
             settlements.accept(self._group, self._topic, one.handle)
 
@@ -187,7 +187,7 @@ class Consumer(Link):
                 return
             settlements.accept(self._group, self._topic, out.handle)
         elif state == engine.REJECTED or (state == engine.MODIFIED and engine.is_undeliverable(delivery)):
-            settlements.dead_letter(self._group, self._topic, out.handle)
+            settlements.dead_letter(self._group, self._topic, out.handle, was_seen=True)
         else:
             counts = state == engine.MODIFIED and engine.is_failed(delivery)
             settlements.nack(self._group, self._topic, [out.handle], counts=counts)

@@ -18,6 +18,9 @@ log = logging.getLogger("rmq.amqp")
 HANDLES_MAX: Final = 1_000
 """Handles of one request."""
 
+AGAIN_MS: Final = 5_000
+"""Time to the redelivery of a message that could not become a dead letter."""
+
 OnSettled = Callable[["Exception | None"], None]
 """Called when an acknowledgement is as safe as the broker's settings require, or with its refusal."""
 
@@ -79,10 +82,17 @@ class Settlements:
                 )
                 return
 
-    def dead_letter(self, group: str, topic: str, handle: str) -> None:
-        """Make a message a dead letter."""
+    def dead_letter(self, group: str, topic: str, handle: str, *, was_seen: bool) -> None:
+        """Make a message a dead letter. If that fails, for example on a full disk, the message is redelivered
+        soon; without `was_seen` no attempt has failed."""
         self.flush()
         try:
             self._host.dead_letter(group, topic, [handle], lambda outcomes: self._wake())
         except EXPECTED as error:
-            log.warning("a message of %s did not become a dead letter: %s", topic, error)
+            log.warning("a message of %s did not become a dead letter, and is redelivered: %s", topic, error)
+            try:
+                self._host.nack(group, topic, [handle], AGAIN_MS, counts=was_seen)
+            except EXPECTED as refusal:
+                log.warning(
+                    "a message of %s is released only at the end of its connection: %s", topic, refusal
+                )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pathlib
+from typing import Any
 
 import anyio
 import pytest
@@ -10,6 +11,8 @@ from rmq_amqp import values
 from rmq_amqp.sections import DATA, Sections
 from trio.testing import MockClock
 
+from rmq.broker.doors import DoorPeer
+from rmq.errors import StoreError
 from rmq.message import Message
 from rmq.testing.network import MemoryStream
 from tests.unit.amqp.client import ACCEPTED, Broken
@@ -200,6 +203,32 @@ async def test_a_rejected_message_is_a_dead_letter_at_once(autojump_clock: MockC
         await (await one.producer(session, "Orders")).send(text("bad"))
         consumer = await one.consumer(session, "Orders")
         assert await bodies(consumer, 1, state=REJECTED) == ["bad"]
+        await anyio.sleep(1)
+        assert [letter.body for letter in running.sent("%DLQ%Orders")] == [b"bad"]
+
+
+async def test_a_rejected_message_that_cannot_become_a_dead_letter_comes_again_soon(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was leased to the consumer that had rejected it until the connection ended."""
+    full = [True]
+    write = DoorPeer.dead_letter
+
+    def dead_letter(host: DoorPeer, *arguments: Any) -> None:
+        if full[0]:
+            raise StoreError("the disk is full")
+        write(host, *arguments)
+
+    monkeypatch.setattr(DoorPeer, "dead_letter", dead_letter)
+    async with cluster() as running, client(running) as one:
+        session = await one.session()
+        await (await one.producer(session, "Orders")).send(text("bad"))
+        consumer = await one.consumer(session, "Orders")
+        assert await bodies(consumer, 1, state=REJECTED) == ["bad"]
+        await anyio.sleep(1)
+        full[0] = False
+        with anyio.fail_after(10):
+            assert await bodies(consumer, 1, state=REJECTED) == ["bad"]
         await anyio.sleep(1)
         assert [letter.body for letter in running.sent("%DLQ%Orders")] == [b"bad"]
 
