@@ -443,6 +443,13 @@ class DoorHost(Protocol):
         """Delete a group and its offsets, now. `on_done` is called when the deletion is saved, or with the
         refusal. Raises AccessDenied."""
 
+    def note(self, group: str) -> str:
+        """The text that `set_note` has kept of a group; empty without one. Raises AccessDenied."""
+
+    def set_note(self, group: str, text: str) -> None:
+        """Keep a short text with the configuration of a group, until the group ends. Raises AccessDenied, and
+        ResponseError for an unknown group."""
+
     def delivery_settings(self, group: str) -> DeliverySettings:
         """The settings of per-message delivery of a group. Raises AccessDenied."""
 

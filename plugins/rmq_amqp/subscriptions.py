@@ -101,9 +101,12 @@ class TopicSubscription(Subscription):
                 LOCKED,
                 f"the subscription {group} has consumers with another topic or selector, or is not shared",
             )
+        note = _note(choice)
         if not shared.used(group):
-            _begin(connection, group, topic, is_durable=is_durable)
+            _begin(connection, group, topic, note, is_durable=is_durable)
         super().__init__(connection, group, topic, choice)
+        if is_durable:
+            connection.host.set_note(group, note)
         shared.use(group, terms)
 
     def wants(self, message: StoredMessage) -> bool:
@@ -118,11 +121,19 @@ class TopicSubscription(Subscription):
             end_group(self.connection, self.group)
 
 
-def _begin(connection: Connection, group: str, topic: str, *, is_durable: bool) -> None:
-    """Let a group begin at the end of a topic; a durable one continues at its offset."""
+def _note(choice: Choice) -> str:
+    """The terms of a durable subscription, to compare with those of its next consumer."""
+    return hashlib.sha256("\0".join(choice.terms).encode()).hexdigest()[:32]
+
+
+def _begin(connection: Connection, group: str, topic: str, note: str, *, is_durable: bool) -> None:
+    """Let a group begin at the end of a topic; a durable one continues at its offset. With another topic or
+    other terms it begins anew: for JMS (1.1, 6.11.1) that is to unsubscribe and to subscribe again. A group
+    of an earlier version has no note, and continues."""
     host = connection.host
     topics = host.topics_of_group(group)
-    if topics and (not is_durable or topic not in topics):
+    is_same = is_durable and topic in topics and host.note(group) in ("", note)
+    if topics and not is_same:
         host.end_group(group)
         topics = []
     if topic not in topics:

@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar
 
+from attrs import evolve
+
 from rmq.broker.consume.long_polling import ParkedRead
 from rmq.broker.consume.per_message.handles import handle_text
 from rmq.broker.consume.per_message.polls import HeldTake
@@ -69,6 +71,8 @@ from rmq.broker.door_client import DoorClient, Membership
 from rmq.broker.door_gateway import LocalGateway
 
 BROWSE_BYTES: Final = 256 << 10
+NOTE: Final = "door.note"
+"""The attribute of a group's configuration with a door's note."""
 
 log = logging.getLogger("rmq.broker")
 
@@ -387,6 +391,23 @@ class DoorPeer(DoorClient):
         self._broker.offsets.delete_group(group)  # now: the group may begin again while the table is saved
         header = DeleteSubscriptionGroupRequestHeader(group, False)
         self._ask(RequestCode.DELETE_SUBSCRIPTIONGROUP, header, on_done)
+
+    def note(self, group: str) -> str:
+        """Same as `rmq.doors.DoorHost.note`."""
+        self._check(JOIN, group)
+        config = self._broker.groups.table.get(group)
+        return ((config and config.attributes) or {}).get(NOTE, "")
+
+    def set_note(self, group: str, text: str) -> None:
+        """Same as `rmq.doors.DoorHost.set_note`."""
+        self._check(JOIN, group)
+        groups = self._broker.groups
+        config = groups.table.get(group)
+        if config is None:
+            raise groups.unknown(group)
+        if self.note(group) != text:
+            attributes = {**(config.attributes or {}), NOTE: text}
+            groups.change(group, evolve(config, attributes=attributes), self.now_ms())
 
     def delivery_settings(self, group: str) -> DeliverySettings:
         """Same as `rmq.doors.DoorHost.delivery_settings`."""

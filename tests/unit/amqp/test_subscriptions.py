@@ -6,6 +6,7 @@ from typing import Any
 
 import anyio
 import pytest
+from rmq_amqp.sections import Sections
 from rmq_amqp.values import Int
 from trio.testing import MockClock
 
@@ -75,6 +76,44 @@ async def test_a_durable_subscription_waits_for_its_client(autojump_clock: MockC
             new = await subscribed(one, durable=True)
             await sender.send(text("d"))
             assert await bodies(new, 1) == ["d"]
+
+
+@pytest.mark.parametrize("shares", [False, True])
+async def test_a_durable_subscription_with_another_selector_begins_anew(
+    autojump_clock: MockClock, shares: bool
+) -> None:
+    """To change the selector is to unsubscribe and to subscribe again (JMS 1.1, 6.11.1)."""
+    named: dict[str, Any] = {"durable": True}
+    if shares:
+        named["capabilities"] = ["topic", "shared", "global"]
+    red, blue = (named | {"filters": selector(f"colour = '{name}'")} for name in ("red", "blue"))
+
+    def painted(body: str, colour: str) -> Sections:
+        return text(body, properties={"colour": colour})
+
+    async with cluster() as running, client(running, "sender") as other:
+        sender = await producer(other)
+        async with client(running) as one:
+            await subscribed(one, **red)
+        await sender.send(painted("red 1", "red"))
+        await sender.send(painted("blue 1", "blue"))
+        await running.stop("a")
+        await running.start("a")
+        async with client(running) as one:
+            consumer = await subscribed(one, **red)
+            assert await bodies(consumer, 1) == ["red 1"], "with the same selector it continues"
+        async with client(running, "another sender") as other:
+            sender = await producer(other)
+            await sender.send(painted("red 2", "red"))
+            await sender.send(painted("blue 2", "blue"))
+            async with client(running) as one:
+                consumer = await subscribed(one, **blue)
+                await sender.send(painted("red 3", "red"))
+                await sender.send(painted("blue 3", "blue"))
+                assert await bodies(consumer, 1) == ["blue 3"]
+            await sender.send(painted("blue 4", "blue"))
+            async with client(running) as one:
+                assert await bodies(await subscribed(one, **blue), 1) == ["blue 4"]
 
 
 async def test_a_subscription_is_found_by_its_name_and_deleted(autojump_clock: MockClock) -> None:
