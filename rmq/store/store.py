@@ -269,6 +269,11 @@ class Store(StoreSync, ReplicaStore):
             self._queues.trim_some(self._log.start)
         return more or late or not self._queues.is_trimmed
 
+    @property
+    def is_indexed(self) -> bool:
+        """True if the index has all records. What `dispatch` has left are files of queues."""
+        return self._reput.is_idle
+
     # ---- cleaning ----
 
     def remove_topic(self, topic: str) -> None:

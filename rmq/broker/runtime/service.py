@@ -112,6 +112,9 @@ REPUT_SECONDS = 0.1
 REPUT_PAUSES: Final = (1.0, 64.0)
 """Seconds until the next look for deferred work: after new records, and at most."""
 REPUT_RECORDS = 500
+FILES_SECONDS: Final = 0.004
+"""Pause between two pieces of work on thousands of queue files, which are twice as short at most: a request
+should not wait for one piece after the other."""
 ENDURED = (RmqError, OSError)
 """Errors after which every loop but the flusher's continues: a damaged record, a peer or a full table may
 cause it at any time."""
@@ -455,7 +458,10 @@ class _Service:
             else:
                 pause = min(2 * pause, longest)
             while self.store.dispatch(REPUT_RECORDS):
-                await anyio.lowlevel.checkpoint()
+                if self.store.is_indexed:
+                    await anyio.sleep(FILES_SECONDS)
+                else:
+                    await anyio.lowlevel.checkpoint()
 
     async def _clean(self) -> None:
         while True:

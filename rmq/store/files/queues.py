@@ -24,7 +24,7 @@ Key = tuple[str, int]
 _FILES_OPEN = 256
 _GATHERED_BYTES = 16 << 20  # units in memory before a commit writes some
 _GATHER_MS = 5000  # how long units may wait in memory
-_WRITE_MS = 5  # how long one call may write files: making thousands of them takes a while
+_WRITE_MS = 2  # how long one call may write or trim files: with thousands of them it takes a while
 _WRITES_AT_ONCE = 64
 _SYNC_ALL_FROM = 64  # the files of more queues than that are synced by one sync of the file system
 _TRIM_AT_ONCE = 500
@@ -225,12 +225,13 @@ class Queues:
         """Write the units that waited long; whether more of them are left to write at once."""
         now = self._now_ms()
         waiting = []
-        for queue in self._gathered:
+        for queue in islice(self._gathered, _WRITES_AT_ONCE):
             # A clock that was set back must not hold units for ever.
             if 0 <= now - queue.gathered_since_ms < _GATHER_MS:
                 break
             waiting.append(queue)
-        return self.write(waiting, timestamp)
+        late = self.write(waiting, timestamp)
+        return late or (len(waiting) == _WRITES_AT_ONCE and not self.error)
 
     def write_all(self, timestamp: int) -> None:
         """Write all units that are in memory only. Raises StoreError when they cannot be written."""
@@ -350,13 +351,17 @@ class Queues:
 
     def trim_some(self, log_start: int) -> int:
         """Drop units before the log's start from some of the queues; return the number of removed files."""
-        some, self._to_trim = self._to_trim[:_TRIM_AT_ONCE], self._to_trim[_TRIM_AT_ONCE:]
-        removed = 0
-        for queue in some:
+        deadline = self._now_ms() + _WRITE_MS
+        removed = done = 0
+        for queue in islice(self._to_trim, _TRIM_AT_ONCE):
+            if done and self._now_ms() >= deadline:
+                break
+            done += 1
             try:
                 removed += self._trim(queue, log_start)
             except StoreError as error:
                 log.error("expired files of queue %s/%d stay: %s", queue.topic, queue.queue_id, error)
+        del self._to_trim[:done]
         return removed
 
     def close(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 import pytest
 
@@ -201,6 +202,62 @@ def test_trimming_very_many_queues_is_spread(monkeypatch: pytest.MonkeyPatch) ->
     while store.dispatch():
         pass
     assert all(len(disk.list(f"{ROOT}/consumequeue/Orders/{queue_id}")) == 1 for queue_id in range(10))
+
+
+def slow(clock: Clock) -> Callable[[], int]:
+    """A clock on which each look at a file takes a millisecond."""
+
+    def now_ms() -> int:
+        clock.now_ms += 1
+        return clock.now_ms
+
+    return now_ms
+
+
+def test_a_piece_of_a_trim_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    store = open_store(MemoryDisk(), clock, file_reserved_time=1, delete_when=ALL_DAY)
+    for number in range(200):
+        send(store, record("x" * 250, queue_id=number % 100))
+        clock.now_ms += HOUR_MS // 20
+    clock.now_ms += 10_000
+    while store.dispatch():
+        pass
+    clock.now_ms += 100 * HOUR_MS
+    monkeypatch.setattr(store._queues, "_now_ms", slow(clock))
+    assert store.clean(clock.now_ms).log_files
+    pieces = 1
+    while store.dispatch():
+        pieces += 1
+    assert pieces > 30, "each of them looks at three queues at most"
+    assert [store.min_offset("Orders", queue_id) for queue_id in (0, 50)] == [2, 1]
+
+
+def test_a_piece_of_writing_queue_files_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    store = open_store(MemoryDisk(), clock)
+    for number in range(100):
+        send(store, record("x", queue_id=number))
+    assert not store.dispatch(), "young units wait"
+    clock.now_ms += 10_000
+    monkeypatch.setattr(store._queues, "_now_ms", slow(clock))
+    pieces = [len(store._queues._gathered)]
+    while store.dispatch():
+        pieces.append(len(store._queues._gathered))
+    assert len(pieces) > 30, pieces
+    assert not store._queues._gathered
+
+
+def test_files_that_cannot_be_written_are_left_for_a_later_look() -> None:
+    clock, disk = Clock(), MemoryDisk()
+    store = open_store(disk, clock)
+    for number in range(100):
+        send(store, record("x", queue_id=number))
+    clock.now_ms += 10_000
+    disk.capacity = disk.used
+    assert not store.dispatch(), "it would be called again at once"
+    assert store.is_indexed
+    assert len(store._queues._gathered) == 100
 
 
 def test_no_more_files_go_than_make_room_enough() -> None:
