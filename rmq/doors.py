@@ -535,8 +535,9 @@ class DoorHost(Protocol):
 
         `on_done` is called when all of it is as safe as the broker's settings require. With an error nothing
         of it holds; but with the code FLUSH_DISK_TIMEOUT, FLUSH_SLAVE_TIMEOUT or SLAVE_NOT_AVAILABLE all of
-        it holds, and may be lost with this broker. Raises AccessDenied, ResponseError, StoreError: nothing of
-        it holds.
+        it holds, and may be lost with this broker. Many half messages take several turns of the loop; the
+        sequences must not change until `on_done` is called. Raises AccessDenied, ResponseError, StoreError:
+        nothing of it holds.
         """
 
     def recall(self, topic: str, handle: str, on_done: OnAppended) -> str:

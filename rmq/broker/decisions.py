@@ -1,5 +1,6 @@
 """Decisions: commits of several half messages together with acknowledgements, all or nothing.
 
+First the half messages are looked at, some in each turn of the loop, and reserved: nothing else ends them.
 A decision is one record of the journal of per-message delivery: the finished messages, and the places of the
 half messages that are committed. That record is the commit. The messages themselves and their op messages
 follow it in the log, in the same batch as far as they fit. So a log that ends before the record has nothing
@@ -17,6 +18,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from rmq.errors import CorruptRecord, ResponseError, StoreError, for_code
@@ -37,6 +39,8 @@ if TYPE_CHECKING:
 STEP_BYTES: Final = 1 << 20
 """So much of a decision's messages is put at once, and one message more."""
 STEP_MESSAGES: Final = 1_000
+LOOK_MESSAGES: Final = 1_000
+"""Half messages of a commit that are looked at in one turn; some 20 ms."""
 RETRY_SECONDS: Final = 1.0
 UNSURE: Final = frozenset(
     {
@@ -81,6 +85,45 @@ class _Decision:
         self.is_safe, self.outcome = True, outcome
 
 
+class _Request:
+    """A commit whose half messages are looked at, some in each turn. Those that were looked at are reserved:
+    nothing else ends them."""
+
+    def __init__(
+        self,
+        ends: Iterable[EndTransactionRequestHeader],
+        count: int,
+        acknowledgements: Sequence[tuple[str, str, Sequence[str]]],
+        peer: Peer,
+        on_done: OnWritten,
+    ) -> None:
+        self._ends = iter(ends)
+        self.left = count
+        self.acknowledgements = acknowledgements
+        self.peer = peer
+        self.on_done = on_done
+        self.places: list[tuple[int, int]] = []
+        self.first: list[StoredMessage] = []
+        """The first half messages, which are put together with the record."""
+        self._size = 0
+
+    def look(self, transactions: Transactions, most: int) -> None:
+        """Look at the next half messages, and reserve them. Raises ResponseError, StoreError."""
+        for end in islice(self._ends, min(most, self.left)):
+            half = transactions.open_half(end, self.peer)
+            self.left -= 1
+            self.places.append((half.queue_offset, half.physical_offset))
+            transactions.decided.add(half.queue_offset)
+            if self._size < STEP_BYTES and len(self.first) < STEP_MESSAGES:
+                self.first.append(half)
+                self._size += half.size
+
+    def release(self, transactions: Transactions) -> None:
+        """Give up: the half messages may end otherwise."""
+        for offset, _ in self.places:
+            transactions.decided.discard(offset)
+
+
 class Decisions:
     """The decisions of a broker. `clock` is in seconds; `on_deadline(at)` has `step` called by then,
     `commit_soon()` the pending batch written in the next round of the loop."""
@@ -107,45 +150,72 @@ class Decisions:
         self._now_ms = now_ms
         self._on_deadline = on_deadline
         self._commit_soon = commit_soon
+        self._requests: deque[_Request] = deque()
         self._open: list[_Decision] = []
         self._retry_at = 0.0
         self._copied: set[int] = set()  # physical offsets of half messages whose message the log had
 
     def __len__(self) -> int:
-        return len(self._open)
+        return len(self._requests) + len(self._open)
 
     # ---- a commit ----
 
     def commit(
         self,
-        ends: Sequence[EndTransactionRequestHeader],
+        ends: Iterable[EndTransactionRequestHeader],
+        count: int,
         acknowledgements: Sequence[tuple[str, str, Sequence[str]]],
         peer: Peer,
         on_done: OnWritten,
     ) -> None:
-        """Same as `rmq.doors.DoorHost.commit_transactions`. Raises ResponseError, StoreError."""
-        if reason := self._role.refusal():
-            raise for_code(ResponseCode.SERVICE_NOT_AVAILABLE, reason)
-        places: list[tuple[int, int]] = []
-        kept: list[StoredMessage] = []
-        size = 0
-        for end in ends:
-            half = self._transactions.open_half(end, peer)
-            places.append((half.queue_offset, half.physical_offset))
-            if size < STEP_BYTES and len(kept) < STEP_MESSAGES:
-                kept.append(half)
-                size += half.size
+        """Same as `rmq.doors.DoorHost.commit_transactions`; `count` is the number of `ends`. More than
+        `LOOK_MESSAGES` half messages take several turns of the loop. Raises ResponseError, StoreError."""
+        request = _Request(ends, count, acknowledgements, peer, on_done)
+        if count > LOOK_MESSAGES:
+            self._requests.append(request)
+            self._on_deadline(self._clock())
+        else:
+            self._look(request)
+
+    def _look(self, request: _Request) -> bool:
+        """Look at more half messages of a commit, and decide it behind the last; return whether it is
+        decided. Raises ResponseError, StoreError: nothing of it holds."""
+        try:
+            if reason := self._role.refusal():
+                raise for_code(ResponseCode.SERVICE_NOT_AVAILABLE, reason)
+            request.look(self._transactions, LOOK_MESSAGES)
+            if request.left:
+                return False
+            self._decide(request)
+        except BaseException:
+            request.release(self._transactions)
+            raise
+        return True
+
+    def _decide(self, request: _Request) -> None:
         changes = []
-        for group, topic, handles in acknowledgements:
+        for group, topic, handles in request.acknowledgements:
             changes += self._deliveries.changes(group, topic, handles)
-        if not places and not changes:
-            on_done(None)
+        if not request.places and not changes:
+            request.on_done(None)
             return
-        decision = _Decision(places, on_done, is_written=False)
-        self._ledger.commit(changes, places, partial(self._safe, decision))
+        decision = _Decision(request.places, request.on_done, is_written=False)
+        self._ledger.commit(changes, request.places, partial(self._safe, decision))
         self._begin(decision)
-        self._put(decision, kept)
+        self._put(decision, request.first)
         self._commit_soon()
+
+    def _look_on(self) -> None:
+        """Go on with the oldest commit whose half messages are not all looked at."""
+        request = self._requests[0]
+        try:
+            if self._look(request):
+                self._requests.popleft()
+        except (ResponseError, StoreError) as error:
+            self._requests.popleft()
+            if not isinstance(error, ResponseError):
+                error = for_code(ResponseCode.SYSTEM_ERROR, f"the commit is not written: {error}")
+            request.on_done(error)
 
     def _begin(self, decision: _Decision) -> None:
         self._open.append(decision)
@@ -213,7 +283,14 @@ class Decisions:
             self._on_deadline(self._retry_at)
 
     def step(self, now: float) -> float:
-        """Put more messages of the oldest open decision; return the next deadline."""
+        """Look at more half messages of the oldest commit, and put more messages of the oldest open decision;
+        return the next deadline."""
+        if self._requests:
+            self._look_on()
+        at = self._put_more(now)
+        return now if self._requests else at
+
+    def _put_more(self, now: float) -> float:
         todo = next((one for one in self._open if one.put < len(one.left)), None)
         if todo is None:
             return math.inf

@@ -212,13 +212,13 @@ class DoorPeer(DoorClient):
         """Same as `rmq.doors.DoorHost.commit_transactions`."""
         for one, _, _ in acknowledgements:
             self._check(JOIN, one)
-        headers = [_end_of(group, name, key, SYS_COMMIT) for name, key in halves]
+        ends = (_end_of(group, name, key, SYS_COMMIT) for name, key in halves)
 
         def done(error: ResponseError | None) -> None:
             if not self.is_closed:
                 self._call(on_done, error)
 
-        self._broker.decisions.commit(headers, acknowledgements, self, done)
+        self._broker.decisions.commit(ends, len(halves), acknowledgements, self, done)
 
     def read(self, request: ReadRequest) -> ReadResult:
         """Same as `rmq.doors.DoorHost.read`."""

@@ -17,8 +17,10 @@ from rmq.message import (
     PROPERTY_UNIQUE_KEY,
     TRANS_HALF_TOPIC,
     Message,
+    StoredMessage,
 )
 from rmq.plugin import Hooks
+from rmq.protocol.headers import EndTransactionRequestHeader
 from rmq.testing.disk import MemoryDisk
 from tests.unit.broker.per_message.peers import Stream
 from tests.unit.broker.rig import Rig, send
@@ -181,6 +183,83 @@ def test_a_large_commit_is_written_in_steps_and_survives_a_failed_one(
     for end in range(before, rig.store.max_physical_offset, 97):
         (bodies, again) = state(cut(rig, end))
         assert (bodies, again) in (NOTHING, (dict.fromkeys(TARGETS, numbers), []))
+
+
+def looks(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The keys of half messages that a commit has looked at."""
+    seen: list[str] = []
+    look = rig.broker.transactions.open_half
+
+    def open_half(header: EndTransactionRequestHeader, peer: DoorPeer) -> StoredMessage:
+        seen.append(header.msg_id or "")
+        return look(header, peer)
+
+    monkeypatch.setattr(rig.broker.transactions, "open_half", open_half)
+    monkeypatch.setattr(decisions, "LOOK_MESSAGES", 3)
+    return seen
+
+
+def test_a_commit_looks_at_some_half_messages_in_each_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """100,000 of them were one turn of the loop, of 2 s."""
+    rig, peer, halves, taken = prepared(5)
+    seen, before = looks(rig, monkeypatch), rig.store.max_physical_offset
+    peer.commit_all(halves, taken)
+    counts = [len(seen)]
+    while len(seen) < len(halves):
+        assert len(rig.broker.decisions) == 1
+        due = rig.broker.decisions.step(rig.seconds)
+        assert len(seen) == len(halves) or due <= rig.seconds, "the next turn goes on"
+        counts.append(len(seen))
+        assert rig.store.max_physical_offset == before
+    assert counts == [0, 3, 6, 9, 10]
+    assert peer.outcomes == []
+    step(rig)
+    assert peer.outcomes == [None]
+    assert len(rig.broker.decisions) == 0
+    numbers = [b"%d" % number for number in range(5)]
+    for end in range(before, rig.store.max_physical_offset, 97):
+        assert state(cut(rig, end)) in (NOTHING, (dict.fromkeys(TARGETS, numbers), []))
+
+
+@pytest.mark.parametrize("fault", ["half", "lease", "disk"])
+def test_a_commit_that_fails_while_it_looks_leaves_nothing(
+    monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    rig, peer, halves, taken = prepared(5)
+    looks(rig, monkeypatch)
+    peer.commit_all(halves, taken)
+    rig.broker.decisions.step(rig.seconds)
+    if fault == "half":
+        peer.end_transaction(PRODUCERS, *halves[-1], False)
+    elif fault == "lease":
+        peer.nack(GROUP, TOPIC, [taken[0].handle], 0)
+        Peer(rig).take(REQUEST)
+    else:
+        rig.disk.fail("write", "commitlog")
+    step(rig)
+    rig.disk.heal()
+    (error,) = peer.outcomes
+    assert isinstance(error, ResponseError)
+    assert [rig.bodies(topic) for topic in TARGETS] == [[], []]
+    assert len(rig.broker.decisions) == 0
+    assert not rig.broker.transactions.decided, "the half messages may end otherwise"
+    peer.commit_all(halves[:-1])
+    step(rig)
+    assert peer.outcomes[1:] == [None]
+
+
+def test_a_half_message_that_a_commit_has_looked_at_does_not_end_otherwise(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rig, peer, halves, _ = prepared(5)
+    looks(rig, monkeypatch)
+    peer.commit_all(halves)
+    rig.broker.decisions.step(rig.seconds)
+    refused: list[ResponseError | None] = []
+    peer.end_transaction(PRODUCERS, *halves[0], False, refused.append)
+    assert "is being committed" in str(refused[0])
+    step(rig)
+    assert peer.outcomes == [None]
 
 
 def test_what_is_not_its_holders_any_more_ends_the_commit_before_it_begins() -> None:
