@@ -1,6 +1,6 @@
 """Per-message consumption by our client beside push consumption, on one broker of its own.
 
-    python -m benchmarks.client.per_message [--messages 32000] [--rounds 5]
+    python -m benchmarks.client.per_message [--messages 32000] [--rounds 5] [--pull 256]
 
 A process has the broker, this one the client. Groups are new in each round, begin at the first message, and
 their handlers return at once. Rounds alternate; the figures are medians: time, and CPU of the broker and of
@@ -41,7 +41,7 @@ async def serve(folder: str) -> None:
         print(names, address, flush=True)
 
 
-async def consume(names: str, kind: str, group: str, count: int) -> float:
+async def consume(names: str, kind: str, group: str, count: int, pull: int) -> float:
     """Consume so many messages; return the seconds since the consumer was open."""
     left, done = count, trio.Event()
 
@@ -51,7 +51,7 @@ async def consume(names: str, kind: str, group: str, count: int) -> float:
         if not left:
             done.set()
 
-    async with rmq.connect(names) as client:
+    async with rmq.connect(names, pull_batch_size=pull) as client:
         if kind == PUSH:
             push = client.consumer(group, {TOPIC: "*"}, consume_from="first")
             return await timed(push, handle, done)
@@ -69,13 +69,15 @@ async def timed(consumer: rmq.Consumer | rmq.LeasedConsumer, handle: object, don
     return time.perf_counter() - began
 
 
-def measure(names: str, peer: Peer, messages: int, rounds: int) -> dict[str, list[tuple[float, ...]]]:
+def measure(
+    names: str, peer: Peer, messages: int, rounds: int, pull: int
+) -> dict[str, list[tuple[float, ...]]]:
     """Seconds, and the CPU of the broker and the client in µs for 32 messages, of each round."""
     found: dict[str, list[tuple[float, ...]]] = {PUSH: [], LEASED: []}
     for number in range(rounds):
         for kind, rows in found.items():
             broker, own = peer.cpu(), time.process_time_ns()
-            seconds = trio.run(consume, names, kind, f"{kind.replace(' ', '-')}{number}", messages)
+            seconds = trio.run(consume, names, kind, f"{kind.replace(' ', '-')}{number}", messages, pull)
             spent = peer.cpu() - broker, time.process_time_ns() - own
             rows.append((seconds, *(one / 1000 / (messages / COUNT) for one in spent)))
     return found
@@ -86,6 +88,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--messages", type=int, default=32_000)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--pull", type=int, default=256, help="messages of a pull")
     parser.add_argument("--serve", metavar="FOLDER", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.serve:
@@ -99,7 +102,7 @@ def main() -> None:
             names, address = process.stdout.readline().split()
             peer = Peer(address, process.pid)
             fill(peer, options.messages // COUNT)
-            found = measure(names, peer, options.messages, options.rounds)
+            found = measure(names, peer, options.messages, options.rounds, options.pull)
         finally:
             process.terminate()
             process.wait()

@@ -97,6 +97,7 @@ cdef class TakeLanes(Choice):
     cdef readonly int64_t generation
     cdef tuple parts
     cdef int64_t small_bytes
+    cdef dict ahead  # by queue: its `cuts`, an offset, and the units of its files from there on
     cdef char* head
     cdef Py_ssize_t head_room
 
@@ -104,7 +105,7 @@ cdef class TakeLanes(Choice):
         if len(parts) != TAKE_PARTS or not all(type(part) is bytes for part in parts):
             raise ValueError("a head has eight parts")
         self.parts, self.small_bytes = parts, small_bytes
-        self.table, self.wanted = {}, []
+        self.table, self.wanted, self.ahead = {}, [], {}
 
     def __dealloc__(self):
         PyMem_Free(self.head)
@@ -124,6 +125,7 @@ cdef class TakeLanes(Choice):
 
     def clear(self):
         self.table.clear()
+        self.ahead.clear()
         self.generation += 1
 
     @property
@@ -172,7 +174,7 @@ cdef class TakeLanes(Choice):
             return None
         units, start = queue.tail, queue.tail_start
         if offset < start:
-            units, start = queue.units(offset, most), offset
+            units, start = self.units_of_files(queue, offset, most)
         PyObject_GetBuffer(units, &buffer, PyBUF_SIMPLE)
         try:
             left = buffer.len // 20 - (offset - start)
@@ -188,6 +190,21 @@ cdef class TakeLanes(Choice):
         head_size = self.write_head(<int64_t>queue.queue_id, offset, most, numbers)
         buffers = self.buffers(log.file_view, self.small_bytes, COPIED_MAX, self.head, head_size)
         return None if buffers is None else (self.total, buffers)
+
+    cdef tuple units_of_files(self, queue, int64_t offset, int64_t most):
+        """Units with those from `offset` on, and the offset of the first. One read serves several pops."""
+        cdef int64_t cuts = queue.cuts, first
+        cdef bytes units
+        kept = self.ahead.get(queue)
+        if kept is not None and <int64_t>kept[0] == cuts:
+            first, units = kept[1], kept[2]
+            if first <= offset and offset + most <= first + PyBytes_GET_SIZE(units) // 20:
+                return units, first
+        elif len(self.ahead) >= AHEAD_LANES:
+            self.ahead.clear()
+        units = bytes(queue.units(offset, max(most, <int64_t>UNITS_AHEAD)))
+        self.ahead[queue] = cuts, offset, units
+        return units, offset
 
     cdef Py_ssize_t write_head(
         self, int64_t queue_id, int64_t offset, int64_t most, tuple given

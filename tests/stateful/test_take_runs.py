@@ -16,7 +16,7 @@ from rmq.broker.consume.take_runs import TakeRuns
 from rmq.broker.send_batches import CompiledBroker
 from rmq.plugin import Hooks, PulledEvent
 from rmq.protocol.frames import Decoder
-from rmq.store.files.consumequeue import UNIT, UNIT_FORM
+from rmq.store.files.consumequeue import UNIT, UNIT_FORM, ConsumeQueue
 from tests.compiled import COMPILED, HAS_COMPILED
 from tests.stateful.engines import PEERS, START, Side, plain_send
 from tests.stateful.take_machine import CHANGES, TakeEngines, Takes, pop_frame
@@ -197,6 +197,41 @@ def test_a_failed_write_refuses_acknowledgements_of_a_run(answered: list[int]) -
     takes.ack(taken)
     assert answered == [1, 1]
     assert takes.broker.deliveries.out == out - 4
+
+
+def test_units_read_ahead_serve_pops_until_the_queue_is_cut(
+    answered: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    takes = Takes()
+    takes.warm()
+    takes.machine.queues_are_written()
+    takes.pop(queueId="0", maxMsgNums="1")
+    reads: list[int] = []
+    units = ConsumeQueue.units
+
+    def noted(queue: ConsumeQueue, index: int, count: int) -> Any:
+        if queue is takes.sides[0].store.lane("Orders", 0):
+            reads.append(count)
+        return units(queue, index, count)
+
+    monkeypatch.setattr(ConsumeQueue, "units", noted)
+    answered.clear()
+    takes.pop(queueId="0", maxMsgNums="1")
+    takes.pop(queueId="0", maxMsgNums="1")
+    assert (answered, reads) == ([1, 1], [])
+    cursor = takes.broker.deliveries.queue_of("takers", "Orders", 0).cursor
+
+    def cut(side: Side) -> None:
+        queue: Any = side.store.lane("Orders", 0)
+        first, end = queue.unit(0), queue.unit(cursor)[0]
+        queue.truncate(end)
+        queue.append(first, START)  # a message of another size
+        queue.write()
+
+    takes.machine.both(cut)
+    takes.pop(queueId="0", maxMsgNums="1")
+    assert answered == [1, 1, 1]
+    assert reads
 
 
 def test_units_that_cannot_be_right_are_left_to_python() -> None:
