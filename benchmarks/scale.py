@@ -18,7 +18,7 @@ import selectors
 import socket
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from statistics import median
 
 from benchmarks.peers.servers import CACHE, Server, rmq
@@ -293,9 +293,7 @@ def many_consumers(server: Server) -> Iterator[tuple[str, str]]:
             )
             body = HeartbeatData(f"client-{number}", [], [group]).to_json()
             link.sock.sendall(encode(Command.request(RequestCode.HEART_BEAT, body=body)))
-            first = number % MEMBERS * QUEUES_EACH
-            for queue in range(first, first + QUEUES_EACH):
-                link.sock.sendall(encode(pull(topic, queue, 0, suspend_ms=60_000)))
+            pull_queues(link, number, 0)
         time.sleep(5.0)  # their groups are saved and registered
     pulls = CONSUMERS * QUEUES_EACH
     yield (
@@ -306,7 +304,28 @@ def many_consumers(server: Server) -> Iterator[tuple[str, str]]:
     with Measured(server) as idle:
         time.sleep(3.0)
     yield "the same, while nothing comes", f"{idle.cpu / idle.wall * 100:.1f} % of a core"
-    with Measured(server) as woken:
+    yield (
+        "a message for each of these pulls, the first of its queue",
+        handed_out(server, main, links).told(pulls),
+    )
+    for number, link in enumerate(links):
+        pull_queues(link, number, 1)
+    time.sleep(2.0)
+    yield "a message for each of these pulls, the second", handed_out(server, main, links).told(pulls)
+    for link in links:
+        link.sock.close()
+
+
+def pull_queues(link: Link, number: int, offset: int) -> None:
+    """Have the pulls of a consumer's queues held."""
+    first = number % MEMBERS * QUEUES_EACH
+    for queue in range(first, first + QUEUES_EACH):
+        link.sock.sendall(encode(pull(f"Shared{number // MEMBERS}", queue, offset, suspend_ms=60_000)))
+
+
+def handed_out(server: Server, main: Link, links: Sequence[Link]) -> Measured:
+    """The cost of a message for each held pull of many consumers, 64 sends in flight."""
+    with Measured(server) as cost:
         for number in range(CONSUMERS // MEMBERS):
             queues = range(MEMBERS * QUEUES_EACH)
             main.ask_many((send(f"Shared{number}", queue) for queue in queues), 64)
@@ -314,9 +333,7 @@ def many_consumers(server: Server) -> Iterator[tuple[str, str]]:
             given = 0
             while given < QUEUES_EACH:
                 given += sum(answer.code == 0 and bool(answer.body) for answer in link.read())
-    yield "a message for each of these pulls, sent and handed out", woken.told(pulls)
-    for link in links:
-        link.sock.close()
+    return cost
 
 
 def large_messages(server: Server) -> Iterator[tuple[str, str]]:
