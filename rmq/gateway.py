@@ -10,7 +10,7 @@ client's account is not allowed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol, cast
 
 if TYPE_CHECKING:
@@ -25,7 +25,9 @@ if TYPE_CHECKING:
         TakeRequest,
         TopicView,
     )
+    from rmq.errors import RmqError
     from rmq.message import Message
+    from rmq.protocol._engine import CallSends, SendRun
 else:
     from rmq.lazy_attrs import frozen
 
@@ -65,9 +67,31 @@ OnOutcomes = Callable[[Sequence["Exception | None"]], None]
 """Called with the outcome of each handle, in their order; None is success."""
 
 
+class PlainSends(Protocol):
+    """The short way for sends that the compiled engine reads from a door's bytes. Everything that is not
+    plain goes by `Gateway.send`, which has the rules."""
+
+    def reader(self, reserved: Collection[str]) -> CallSends:
+        """Reads requests; no property of an application may have a name of `reserved`."""
+
+    @property
+    def turn(self) -> int:
+        """The number of the next message, by which the queues of a topic take turns."""
+
+    def learn(self, topic: str) -> None:
+        """Let further messages to a topic go the short way, after one was stored by `Gateway.send`."""
+
+    def store(self, run: SendRun) -> RmqError | bool:
+        """Store the messages of a run. True: all are as safe as the settings require. False: nothing was
+        done, and each message must go by `Gateway.send`. An error: none is known to be stored."""
+
+
 class Gateway(Protocol):
     """Messaging for one client of a door; the module has the rules. `handles` name received messages;
     `Exception` is an RmqError."""
+
+    plain: PlainSends | None
+    """The short way for plain sends, if the server has one."""
 
     def topic(self, name: str, on_topic: OnTopic) -> None:
         """Ask for a topic's parts. The outcome is TopicNotExist without any."""

@@ -24,9 +24,12 @@ import h2.settings
 from rmq.errors import RemoteProtocolError
 from rmq_grpc.headers import DONE, HEAD, HeaderDecoder, Headers, checked
 from rmq_grpc.http2 import USELESS, Http2
+from rmq_grpc.plain import ANSWER_BYTES
 
 if TYPE_CHECKING:
+    from rmq.errors import RmqError
     from rmq.plugin import DoorStream
+    from rmq_grpc.plain import PlainClient
 
 log = logging.getLogger("rmq.grpc")
 
@@ -130,6 +133,8 @@ class Call:
 
 
 Turn = Callable[[Callable[[], None]], None]
+Request = tuple[int, dict[str, str], int, int, int]
+"""Stream and headers of a request, begin and end of its data, and its end in the bytes that were read."""
 
 
 def _at_once(work: Callable[[], None]) -> None:
@@ -144,6 +149,15 @@ class Service(Protocol):
 
     def handle(self, call: Call, message: bytes) -> None:
         """Take one message of a call. An exception ends the call with INTERNAL and is logged."""
+
+    def plain(self, headers: Mapping[str, str]) -> PlainClient | None:
+        """The client whose request may be a plain send, by its headers; None for other requests."""
+
+    def now_ms(self) -> int:
+        """Wall time in ms."""
+
+    def refused(self, call: Call, error: RmqError) -> None:
+        """Answer a plain send that is not known to be stored."""
 
     def half_closed(self, call: Call) -> None:
         """Note that the peer sends no more messages on this call."""
@@ -178,6 +192,9 @@ class Calls:
         self._grants = 0  # frames that grant room: those of a peer that reads, one of the call's, one of all
         self._pings = 0  # pings: those of a peer that reads
         self._priority: Any = None  # that of the call which begins
+        self._plain: PlainClient | None = None  # the client of the plain sends that are not stored yet
+        self._run: list[Request] = []  # these sends
+        self._run_data = b""  # the bytes that have brought them
         self._is_stopping = False
         self._h2 = connection = Http2()
         codes = h2.settings.SettingCodes
@@ -218,19 +235,24 @@ class Calls:
             at, connection = 0, self._h2
             while at < len(data):
                 if (request := connection.take_request(data, at)) is not None:
-                    stream_id, headers, body, at = request
-                    self._on_whole_request(self._begin(stream_id, headers), body)
+                    at = request[4]
+                    if not self._take_plain(data, request):
+                        self._on_whole_request(data, *request[:4])
                 elif (small := connection.take_small(data, at)) is not None:
                     event, at = small
                     self._take(event)
                 else:
+                    self._store_run()
                     for event in connection.receive_data(data[at:]):
                         self._take(event)
                     break
+            self._store_run()
         except h2.exceptions.ProtocolError as error:
+            self._store_run()
             self._flush()  # it says why
             raise RemoteProtocolError(f"HTTP/2: {error or type(error).__name__}") from None
         except RemoteProtocolError:
+            self._store_run()
             self._h2.close_connection(h2.errors.ErrorCodes.PROTOCOL_ERROR)
             self._flush()
             raise
@@ -286,11 +308,64 @@ class Calls:
             self._strikes, self._strikes_since = 0, now
         self._strikes += count
 
+    # ---- plain sends ----
+
+    def _take_plain(self, data: bytes, request: Request) -> bool:
+        """Take a plain send into the run of its client; False for any other request, after the run before
+        it was stored."""
+        stream_id, headers, begin, stop, _ = request
+        client = None if self._is_stopping else self._service.plain(headers)
+        if self._plain is not None and client is not self._plain:
+            self._store_run()
+        if client is not None:
+            size = stop - begin - 5
+            if (
+                size > 0
+                and not data[begin]
+                and size == int.from_bytes(data[begin + 1 : begin + 5], "big") <= self._most_bytes
+                and client.take(data, begin + 5, stop, stream_id, self._service.now_ms())
+            ):
+                self._plain = client
+                self._run.append(request)
+                self._run_data = data
+                return True
+        if self._plain is not None:
+            self._store_run()
+        return False
+
+    def _store_run(self) -> None:
+        """Store the plain sends that were taken, and answer them."""
+        client = self._plain
+        if client is None:
+            return
+        self._plain = None
+        run, data, connection = self._run, self._run_data, self._h2
+        self._run, self._run_data = [], b""
+        outcome = None
+        if connection.has_room(len(run), ANSWER_BYTES):
+            outcome = client.store()
+        else:
+            client.drop()
+        if isinstance(outcome, tuple):
+            connection.send_answers([request[0] for request in run], *outcome)
+            self._grants += 2 * len(run)
+            self._pings += len(run)
+            return
+        for request in run:
+            if outcome is None:
+                self._on_whole_request(data, *request[:4])
+            else:
+                self._service.refused(self._begin(*request[:2]), outcome)
+
     # ---- requests ----
 
-    def _on_whole_request(self, call: Call, body: bytes) -> None:
+    def _on_whole_request(
+        self, data: bytes, stream_id: int, headers: dict[str, str], begin: int, stop: int
+    ) -> None:
+        call = self._begin(stream_id, headers)
         if call.is_over:
             return
+        body = data[begin:stop]
         size = len(body) - 5
         if size >= 0 and not body[0] and size == int.from_bytes(body[1:5], "big") <= self._most_bytes:
             self._serve(call, body[5:])

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from rmq.gateway import Gateway
     from rmq.plugin import DoorHost, OpenTransaction
     from rmq_grpc.calls import Call
+    from rmq_grpc.plain import PlainClient
 
 QUESTIONS_MAX: Final = 16
 """Questions of administrators that a client has not answered."""
@@ -55,13 +56,14 @@ class _Asked:
 
 @define
 class Client:
-    """A client of the connection: its host and gateway, its Telemetry call, its group, the topics that the
-    client sends to, and the last signature that was checked."""
+    """A client of the connection: its host and gateway, its plain sends, its Telemetry call, its group, the
+    topics that the client sends to, and the last signature that was checked."""
 
     client_id: str
     host: DoorHost
     gateway: Gateway
     heard_at: float
+    plain: PlainClient | None = None
     telemetry: Call | None = None
     group: str = ""
     topics: tuple[str, ...] = ()

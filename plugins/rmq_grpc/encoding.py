@@ -283,6 +283,10 @@ _OK_OF_SENT: Final = _bytes(_OF_SENT["status"], status().SerializeToString())
 _ID_OF_SENT, _OFFSET_OF_SENT = _OF_SENT["message_id"], _OF_SENT["offset"]
 
 
+SEND_PARTS: Final = (_OK_OF_SEND, _SENT, _OK_OF_SENT, _ID_OF_SENT, _OFFSET_OF_SENT)
+"""The constant parts of an answer to a send, for the compiled engine."""
+
+
 def sent(entries: Iterable[tuple[str, Sent]]) -> bytes:
     """The `SendMessageResponse` to a request, after all its messages were stored: the id and the outcome of
     each."""

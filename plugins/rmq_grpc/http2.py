@@ -11,6 +11,7 @@ and all frames do if h2 lacks one of the parts that are not public.
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from typing import Any, Final
 
 import h2.config
@@ -121,10 +122,11 @@ class Http2(h2.connection.H2Connection):
         self._answer_room = self.remote_settings.initial_window_size
         return events
 
-    def take_request(self, data: bytes, at: int) -> tuple[int, dict[str, str], bytes, int] | None:
+    def take_request(self, data: bytes, at: int) -> tuple[int, dict[str, str], int, int, int] | None:
         """The request that stands whole at a place in the peer's bytes: a frame with all of its headers, and
-        a frame with all of its data. Its stream, headers, data and end; None where h2 must handle it. Raises
-        h2's ProtocolError as `receive_data` does, and RemoteProtocolError as `checked`."""
+        a frame with all of its data. Its stream and headers, begin and end of its data, and its end; None
+        where h2 must handle it. Raises h2's ProtocolError as `receive_data` does, and RemoteProtocolError as
+        `checked`."""
         if not self._is_between:
             return None
         size = len(data)
@@ -144,7 +146,7 @@ class Http2(h2.connection.H2Connection):
         end = begin + size
         if kind or flags > 1 or same_id != stream_id:
             return None
-        body = data[begin:end]
+        stop = end
         if not flags:  # an empty frame ends the request, as Node's clients do
             end += 9
             if data[end - 9 : end] != _EMPTY + data[at + 5 : at + 9]:
@@ -186,7 +188,7 @@ class Http2(h2.connection.H2Connection):
         self._received += size
         if self._received >= COUNTED_BYTES:
             self._count_received()
-        return stream_id, headers, body, end
+        return stream_id, headers, begin, stop, end
 
     def take_small(self, data: bytes, at: int) -> tuple[Event, int] | None:
         """The frame at a place in the peer's bytes that grants room, or is a ping: h2's event, and the end of
@@ -251,6 +253,23 @@ class Http2(h2.connection.H2Connection):
         if is_answered:
             _close(machine)
         return stream
+
+    def has_room(self, count: int, size: int) -> bool:
+        """True if `count` brief streams may be answered at once, each by at most `size` bytes of data."""
+        return (
+            not self.encoder.table_size_changes
+            and size <= min(self._answer_room, self.max_outbound_frame_size)
+            and count * size <= self.outbound_flow_control_window
+        )
+
+    def send_answers(self, stream_ids: Sequence[int], frames: bytes, size: int) -> None:
+        """Send whole answers of brief streams, after `has_room`: all their frames, `size` bytes of data among
+        them."""
+        self._data_to_send += frames
+        self.outbound_flow_control_window -= size
+        for stream_id in stream_ids:
+            del self._brief[stream_id]
+        self._answered += stream_ids
 
     def send_answer(self, stream_id: int, data: bytes | bytearray) -> bool:
         """Send a good answer as a whole: `HEAD`, data, `DONE`. False, with nothing done and the stream known

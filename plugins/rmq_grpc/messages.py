@@ -178,7 +178,7 @@ def to_store(message: Any, now_ms: int, peer: str) -> Message:
 
 def _user_properties(message: Any, tag: str, keys: list[str]) -> dict[str, str]:
     """The application's properties, once all rules for texts hold."""
-    properties = dict(message.user_properties.items())
+    properties = dict(sorted(message.user_properties.items()))  # a map has no order of its own
     if len(properties) > PROPERTIES_MAX:
         raise Refused("MESSAGE_PROPERTIES_TOO_LARGE", f"a message has at most {PROPERTIES_MAX} properties")
     length = len(tag)

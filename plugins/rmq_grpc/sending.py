@@ -65,6 +65,8 @@ def _store(session: Session, call: Call, client: Client, made: Sequence[Message]
         outcomes[index] = outcome
         if None not in outcomes:
             _answer(session, call, made, outcomes)
+            if client.plain is not None and outcome.error is None:
+                client.plain.learn(made[0].topic)
 
     for index, message in enumerate(made):
         group = message.properties.get(PROPERTY_SHARDING_KEY)
@@ -87,6 +89,14 @@ def _answer(session: Session, call: Call, made: Sequence[Message], outcomes: Seq
     answer = session.answer_to(call)
     for message, outcome in zip(made, outcomes, strict=True):
         _note(answer.entries.add(), message, outcome)
+    conclude(answer)
+    call.answer(answer)
+
+
+def refused(session: Session, call: Call, error: Exception) -> None:
+    """Answer a send whose single message is not known to be stored."""
+    answer = session.answer_to(call)
+    answer.entries.add(status=of_error(error))
     conclude(answer)
     call.answer(answer)
 

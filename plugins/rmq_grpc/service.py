@@ -11,7 +11,7 @@ import base64
 import binascii
 import logging
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from attrs import define, field
@@ -24,9 +24,11 @@ from rmq_grpc import receiving, schema, sending
 from rmq_grpc.calls import INTERNAL, INVALID_ARGUMENT, Call
 from rmq_grpc.clients import Client, TelemetryCommand
 from rmq_grpc.messages import group_of, put_ms, topic_of
+from rmq_grpc.plain import PlainClient, plain_client
 from rmq_grpc.statuses import EXPECTED, Refused, of_error, status
 
 if TYPE_CHECKING:
+    from rmq.errors import RmqError
     from rmq.gateway import TopicAtBroker
     from rmq.plugin import DoorHost, DoorStream
 
@@ -98,6 +100,30 @@ class Session:
         except Exception as error:
             self._failed(call, error)
 
+    def plain(self, headers: Mapping[str, str]) -> PlainClient | None:
+        """Same as `rmq_grpc.calls.Service.plain`."""
+        if headers.get(":path") != SEND or headers[":method"] != "POST":
+            return None
+        client = self._clients.get(headers.get("x-mq-client-id", ""))
+        if client is None or client.plain is None:
+            return None
+        if not headers.get("content-type", "").startswith("application/grpc"):
+            return None
+        if "authorization" in headers:
+            signed = headers["authorization"] + headers.get("x-mq-date-time", "")
+            if signed != client.signature:
+                return None
+        client.heard_at = self.clock()
+        return client.plain
+
+    def now_ms(self) -> int:
+        """Same as `rmq_grpc.calls.Service.now_ms`."""
+        return self.host.now_ms()
+
+    def refused(self, call: Call, error: RmqError) -> None:
+        """Same as `rmq_grpc.calls.Service.refused`."""
+        sending.refused(self, call, error)
+
     def guarded(self, call: Call, work: Callable[..., None]) -> Callable[..., None]:
         """A function that does `work` for a call, and answers the call with its error."""
 
@@ -150,7 +176,9 @@ class Session:
             if len(self._clients) >= CLIENT_IDS_MAX:
                 raise Refused("TOO_MANY_REQUESTS", f"the connection has {CLIENT_IDS_MAX} clients already")
             host = self.host.another_client()
-            client = self._clients[client_id] = Client(client_id, host, gateway_of(host), now)
+            gateway = gateway_of(host)
+            plain = plain_client(gateway.plain, self.peer_address)
+            client = self._clients[client_id] = Client(client_id, host, gateway, now, plain)
         client.heard_at = now
         return client
 
@@ -406,3 +434,4 @@ def _methods() -> dict[str, _Method]:
 
 
 METHODS: Final = _methods()
+SEND: Final = f"/{schema.SERVICE}/SendMessage"

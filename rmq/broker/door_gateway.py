@@ -14,15 +14,16 @@ from rmq.protocol.headers import RecallHandle
 
 if TYPE_CHECKING:
     from rmq.doors import Appended, DoorHost, OnCheck, OnQuestion, TakeRequest
-    from rmq.gateway import OnEnded, OnName, OnOutcomes, OnReceived, OnSent, OnSettings, OnTopic
+    from rmq.gateway import OnEnded, OnName, OnOutcomes, OnReceived, OnSent, OnSettings, OnTopic, PlainSends
     from rmq.message import Message
 
 
 class LocalGateway:
-    """See the module. `host` is the client's."""
+    """See the module. `host` is the client's, `plain` its short way for plain sends."""
 
-    def __init__(self, host: DoorHost) -> None:
+    def __init__(self, host: DoorHost, plain: PlainSends | None = None) -> None:
         self._host = host
+        self.plain = plain
 
     @property
     def _broker_name(self) -> str:

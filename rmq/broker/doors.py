@@ -84,7 +84,7 @@ class DoorPeer(DoorClient):
 
     def gateway(self) -> Gateway:
         """Same as `rmq.gateway.GatewayHost.gateway`."""
-        return LocalGateway(self)
+        return LocalGateway(self, self._broker.door_peers.plain_sends(self, self._check))
 
     def make_topic(self, name: str) -> TopicView:
         """Same as `rmq.doors.DoorHost.make_topic`."""

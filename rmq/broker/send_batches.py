@@ -21,13 +21,16 @@ from typing import TYPE_CHECKING, Any, Final
 from rmq.broker.broker import Broker
 from rmq.broker.consume.pull_runs import PullRuns, make_pull_lanes
 from rmq.broker.consume.take_runs import TakeRuns, make_take_lanes
+from rmq.broker.error_responses import not_written
 from rmq.broker.produce.append import broker_properties
 from rmq.broker.produce.send import SLOW_PATH_PROPERTIES, host_of
-from rmq.errors import StoreError
+from rmq.doors import PUBLISH
+from rmq.errors import AccessDenied, ResponseError, StoreError, for_code
 from rmq.plugin import PulledEvent
 from rmq.protocol import engine
 from rmq.protocol.codes import (
     BATCH_ACK_MESSAGE,
+    PERM_WRITE,
     POP_MESSAGE,
     SYS_BORNHOST_V6,
     SYS_OF_SENDERS,
@@ -38,15 +41,16 @@ from rmq.protocol.properties import encode_properties
 from rmq.remoting.limits import turn_is_over
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection, Sequence
     from types import ModuleType
 
     from rmq.broker.config import BrokerConfig
-    from rmq.plugin import Hooks
-    from rmq.protocol._engine import Lanes, PullRun, SendRun, TakeRun
+    from rmq.gateway import PlainSends
+    from rmq.plugin import Hooks, Peer
+    from rmq.protocol._engine import CallSends, Lanes, PullRun, SendRun, TakeRun
     from rmq.protocol.command import Command
     from rmq.remoting.connection import Connection
-    from rmq.store.store import Store
+    from rmq.store.store import Arrival, Store
 
 log = logging.getLogger("rmq.broker")
 
@@ -75,6 +79,111 @@ def _end(connection: Connection, error: Exception) -> None:
     connection.close(f"an unexpected error: {type(error).__name__}: {error}", error)
 
 
+class DoorSends:
+    """The `rmq.gateway.PlainSends` of one client: its messages are stored without an object for each.
+
+    The rules are those of `Append.message`, by which all other messages of a door go: a topic is opened for
+    runs after one of its messages went that way. A run that meets anything out of the ordinary is refused as
+    a whole, with nothing stored, and its messages go the long way.
+
+    `make_reader(lanes, reserved)` makes the engine's reader, `takes_runs()` is True while runs may be put,
+    `open_lanes()` opens the lanes that runs have looked for, `note(arrivals, counts, seconds, began)` does
+    the books of a commit, and `check(action, name)` raises AccessDenied.
+    """
+
+    def __init__(
+        self,
+        broker: Broker,
+        lanes: Lanes,
+        peer: Peer,
+        *,
+        make_reader: Callable[[Lanes, Collection[str]], CallSends],
+        check: Callable[[str, str], None],
+        takes_runs: Callable[[], bool],
+        open_lanes: Callable[[], None],
+        note: Callable[[Sequence[Arrival], list[tuple[str, int, int]], float, float], None],
+    ) -> None:
+        self._lanes = lanes
+        self._broker = broker
+        self._make_reader = make_reader
+        self._peer = peer
+        self._check = check
+        self._takes_runs = takes_runs
+        self._open_lanes = open_lanes
+        self._note = note
+
+    def reader(self, reserved: Collection[str]) -> CallSends:
+        """Same as `rmq.gateway.PlainSends.reader`."""
+        return self._make_reader(self._lanes, reserved)
+
+    @property
+    def turn(self) -> int:
+        """Same as `rmq.gateway.PlainSends.turn`."""
+        return self._broker.append.turn
+
+    def learn(self, topic: str) -> None:
+        """Same as `rmq.gateway.PlainSends.learn`."""
+        lanes, target = self._lanes, self._broker.append.targets.get(topic)
+        if target is None or target.is_special or not target.write_queues:
+            return
+        if not lanes.is_open_topic(topic):
+            lanes.open_topic(topic, target.write_queues)
+        if lanes.wants_more:
+            self._open_lanes()
+
+    def store(self, run: SendRun) -> ResponseError | bool:
+        """Same as `rmq.gateway.PlainSends.store`."""
+        broker, store, lanes = self._broker, self._broker.store, self._lanes
+        if not self._may_store(run):
+            return False
+        clock = broker.work_clock
+        began = clock()
+        try:
+            if not store.put_run(lanes, run, store.store_host):
+                return False
+        except StoreError:  # each message gets the refusal by itself
+            return False
+        broker.append.took(run.count)
+        counts = lanes.counts()
+        written = clock()
+        try:
+            arrivals = store.commit()
+        except StoreError as error:
+            for topic, count, size in counts:
+                broker.append.count(topic, count, size)
+            broker.group_commit.not_written(error)
+            return for_code(*not_written(error))
+        self._note(arrivals, counts, clock() - written, began)
+        return True
+
+    def _may_store(self, run: SendRun) -> bool:
+        """True if a message of the run would be stored by the long way, and answered at once."""
+        broker, peer, count = self._broker, self._peer, run.count
+        if (
+            broker.chunk.connection is not None
+            or not self._takes_runs()
+            or broker.acknowledgement.waits_for_more
+            or run.largest > broker.append.body_sure
+            or broker.flow.refusal(broker.now_ms()) is not None
+            or (broker.hooks.quotas and broker.hooks.quota_of(peer) is not None)
+        ):
+            return False
+        shares = broker.door_peers.sends
+        shares.most = broker.config.send_thread_pool_queue_capacity
+        # Twice: of messages that come one after the other the last finds less room.
+        if shares.full(broker.settings.holders_of(peer), 2 * count):
+            return False
+        try:
+            for topic in run.topics():
+                row = broker.topics.table.get(topic)
+                if row is None or not row.perm & PERM_WRITE:
+                    return False
+                self._check(PUBLISH, topic)
+        except AccessDenied:
+            return False
+        return True
+
+
 class CompiledBroker(Broker):
     """A broker with lanes for plain sends, which it opens where such sends go."""
 
@@ -82,7 +191,7 @@ class CompiledBroker(Broker):
 
     def __init__(self, config: BrokerConfig, store: Store, compiled: ModuleType, **given: Any) -> None:
         host = store.store_host
-        self._run_class = compiled.SendRun
+        self._run_class, self._make_reader = compiled.SendRun, compiled.CallSends
         self._answers: dict[type, Callable[[Any, Connection], int]] = {
             compiled.PullRun: self._answer_pulls,
             compiled.TakeRun: self._answer_takes,
@@ -120,6 +229,7 @@ class CompiledBroker(Broker):
         self._pull_handler = self.handlers[RequestCode.PULL_MESSAGE]
         self._take_handlers = self.handlers[POP_MESSAGE], self.handlers[BATCH_ACK_MESSAGE]
         self.settings.derive(self._reset_lanes)
+        self.door_peers.offer_plain_sends(self._plain_sends)
 
     def use_plugins(self, hooks: Hooks) -> None:
         """Same as `Broker.use_plugins`."""
@@ -343,16 +453,36 @@ class CompiledBroker(Broker):
         seconds = clock() - written
         for run, connection in put:
             self.acknowledgement.run_committed(connection, run)
+        self._note(arrivals, counts, seconds, self._began)
+
+    def _note(
+        self, arrivals: Sequence[Arrival], counts: list[tuple[str, int, int]], seconds: float, began: float
+    ) -> None:
+        """Do the books of a commit of runs that took `seconds`, and wake the readers. The runs were put from
+        `began` on."""
         self.flow.wrote(seconds)
         total = self.stats.put_all(counts)
         self.stats.stored(seconds * 1000, total)
-        self.histograms.write.observe(clock() - self._began, total)
+        self.histograms.write.observe(self.work_clock() - began, total)
         # Everything else that waits for arrivals waits for topics without lanes.
         if self.parked_pulls.count or len(self.deliveries.polls):
-            self.chunk.begin(None, self._began)
+            self.chunk.begin(None, began)
             self.arrivals.arrived(arrivals)
         self.acknowledgement.replicas.grown()
         self.wake.reput()
+
+    def _plain_sends(self, peer: Peer, check: Callable[[str, str], None]) -> PlainSends:
+        """The short way of a door's client."""
+        return DoorSends(
+            self,
+            self.lanes,
+            peer,
+            make_reader=self._make_reader,
+            check=check,
+            takes_runs=self._takes_runs,
+            open_lanes=self._open_lanes,
+            note=self._note,
+        )
 
     def _not_written_runs(
         self, put: list[tuple[SendRun, Connection]], counts: list[tuple[str, int, int]], error: StoreError

@@ -85,6 +85,12 @@ class Lanes:
     def wants_more(self) -> bool:
         """True if `take_wanted` would return any."""
 
+    def open_topic(self, topic: str, queues: int) -> None:
+        """Let `CallSends` take sends to a topic, in its first `queues` queues, until `clear`."""
+
+    def is_open_topic(self, topic: str) -> bool:
+        """True if `open_topic` was called for the topic."""
+
     def take_wanted(self) -> set[tuple[str, int]]:
         """Queues without a lane, as (topic, queue id), of sends since the last call; not all of them."""
 
@@ -180,6 +186,27 @@ def read(
     """Same as `rmq.store.reader.choose`, with the bytes of the ranges in place of the ranges: if there are
     several, of less than `small` bytes on average, as one copy. `file_view(address)` gives the begin of the
     file that holds an address, and its bytes. None if a range does not lie in a single file."""
+
+# Plain sends of gRPC; they are in `_grpc.pxi`.
+
+class CallSends:
+    """Reads requests of gRPC's SendMessage into runs."""
+
+    def __init__(self, lanes: Lanes, reserved: Collection[str]) -> None:
+        """For the open topics of `lanes`; no property of an application may have a name of `reserved`."""
+
+    def begin(self, data: bytes) -> SendRun | None:
+        """A run without sends, for requests in `data`; None while no send is plain."""
+
+    def take(self, run: SendRun, begin: int, end: int, call: int, turn: int, now: int, host: bytes) -> bool:
+        """Take the SendMessageRequest between two places in the data of a run into the run; False for one
+        that is not plain, with the run unchanged. The message is the `turn`th whose queues take turns, comes
+        at `now` (ms) from `host`, and its answer goes to the stream `call`."""
+
+    def answers(self, run: SendRun, parts: tuple[bytes, ...]) -> tuple[bytes, int]:
+        """The frames of HTTP/2 that answer the sends of a run, which are stored, and how many of their bytes
+        are data. `parts` are the block of the headers; the status of an answer, the key of its entry, the
+        entry's status, the keys of the message id and of the offset; and the block of the trailers."""
 
 # Pulls in runs; they are in `_pulls.pxi`.
 

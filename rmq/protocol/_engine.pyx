@@ -815,6 +815,7 @@ cdef class Lanes:
     """The queues that accept plain sends, by topic and queue id."""
 
     cdef dict table
+    cdef dict open_topics  # the number of queues by the name of a topic, for sends of doors
     cdef public bytes suffix
     cdef public bint is_indexed, is_open, is_signed
     cdef PullLanes pulls
@@ -836,7 +837,7 @@ cdef class Lanes:
         TakeLanes takes=None,
     ):
         self.pulls, self.takes = pulls, takes
-        self.table = {}
+        self.table, self.open_topics = {}, {}
         self.wanted = set()
         self.pending, self.touched = [], []
         self.suffix = b""
@@ -860,7 +861,16 @@ cdef class Lanes:
 
     def clear(self):
         self.table.clear()
+        self.open_topics.clear()
         self.generation += 1
+
+    def open_topic(self, str topic, int32_t queues):
+        if queues <= 0:
+            raise ValueError("a topic without queues")
+        self.open_topics[topic.encode()] = queues
+
+    def is_open_topic(self, str topic):
+        return topic.encode() in self.open_topics
 
     def take_wanted(self):
         wanted, self.wanted = self.wanted, set()
@@ -1714,6 +1724,7 @@ def place_in(mapping, view):
 include "_client.pxi"
 include "_pulls.pxi"
 include "_takes.pxi"
+include "_grpc.pxi"
 include "_frames.pxi"
 include "_columns.pxi"
 include "_copies.pxi"

@@ -90,6 +90,8 @@ class Host(Protocol):
 class ClusterGateway:
     """The gateway of one client; the module has the rules."""
 
+    plain = None
+
     def __init__(self, cluster: ProxiedCluster, host: Host) -> None:
         self.client_id = ""
         self._cluster = cluster

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from random import Random
 from typing import Any
 
@@ -98,6 +99,15 @@ class Service:
                 call.finish(7, "no \N{SNOWMAN}")
             case _:
                 self.open.append(call)
+
+    def plain(self, headers: Mapping[str, str]) -> None:
+        """No request is a plain send."""
+
+    def now_ms(self) -> int:
+        raise AssertionError("no request is a plain send")
+
+    def refused(self, call: Call, error: Exception) -> None:
+        raise AssertionError("no request is a plain send")
 
     def half_closed(self, call: Call) -> None:
         """End the call."""

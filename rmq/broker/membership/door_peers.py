@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
 
 from rmq.shares import Shares
+
+if TYPE_CHECKING:
+    from rmq.gateway import PlainSends
+    from rmq.plugin import Peer
+
+Check = Callable[[str, str], None]
+"""Raises AccessDenied for an action that a client may not do to a topic or as a group."""
 
 ALONE_AFTER: Final = 16
 """After so many turns of one connection, and none of others, it is taken to be alone."""
@@ -21,6 +29,7 @@ class DoorPeers:
         self.connections: dict[str, int] = {}
         self.sends = Shares(0)
         self.clients = Shares(0)
+        self._plain: Callable[[Peer, Check], PlainSends] | None = None
         self._last: object = None
         self._in_a_row = 0
 
@@ -31,6 +40,14 @@ class DoorPeers:
             self._last, self._in_a_row = peer, 0
         self._in_a_row += 1
         return self._in_a_row > ALONE_AFTER
+
+    def offer_plain_sends(self, make: Callable[[Peer, Check], PlainSends]) -> None:
+        """Give clients the short way for plain sends from now on."""
+        self._plain = make
+
+    def plain_sends(self, peer: Peer, check: Check) -> PlainSends | None:
+        """The short way of a client for plain sends, if there is one."""
+        return None if self._plain is None else self._plain(peer, check)
 
     def opened(self, door: str) -> None:
         """A connection has come to a door."""

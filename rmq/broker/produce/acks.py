@@ -234,6 +234,11 @@ class Acknowledgement:
         """True if sends of a run may be answered alike: no send waits for its topic to be saved."""
         return not self._topics.unsaved
 
+    @property
+    def waits_for_more(self) -> bool:
+        """True if a message that is written is not answered yet: its disk or its replicas are awaited."""
+        return self._waits_for_more or self._role.awaits_replicas
+
     def records(self) -> list[Record]:
         """The records of the pending batch with senders that get a response."""
         stored = [records for _, _, records in self.pending.waiting + self.pending.ack_on_write]

@@ -223,7 +223,8 @@ class Append:
         self._gate = gate
         self._chance = chance
         self._keeps_records = keeps_records
-        self._turn = 0
+        self.turn = 0
+        """The number of messages whose queues took turns."""
         self.targets: dict[str, TopicView] = {}
         self.refusal: Refusal | None = None
         self.counts: TopicCounts = {}
@@ -238,7 +239,7 @@ class Append:
         self.is_indexed = store_config.message_index_enable
         self.levels = len(delay_table(store_config.message_delay_level))
         self._batch_room = store_config.mapped_file_size_commit_log - _RECORD_ROOM
-        self._body_sure = min(self.body_max, self._batch_room - PROPERTIES_MAX)
+        self.body_sure = min(self.body_max, self._batch_room - PROPERTIES_MAX)
         self._broker_properties = broker_properties(self._settings.broker)
 
     def topics_changed(self) -> None:
@@ -340,7 +341,7 @@ class Append:
         properties = record.properties
         if "\0" in properties:
             raise self.illegal(NUL_IN_PROPERTIES)
-        if len(record.body) > self._body_sure or len(properties) > _PROPERTIES_SURE:
+        if len(record.body) > self.body_sure or len(properties) > _PROPERTIES_SURE:
             self.check_sizes(record)
         self._store.put(record)
 
@@ -558,7 +559,7 @@ class Append:
         if config is None or not config.perm & PERM_WRITE or not target.write_queues:
             raise forbidden(f"the topic[{topic}] sending message is forbidden")
         if queue_id is None:
-            queue_id = self._turn % target.write_queues
+            queue_id = self.turn % target.write_queues
         elif not 0 <= queue_id < target.write_queues:
             queue_id = self.choose_queue(queue_id, target, "a plug-in")
         properties = _properties_of(message)
@@ -579,12 +580,16 @@ class Append:
         )
         self.detour(record, target.group, properties, now, None, account, maker)
         self._put(record)
-        self._turn += 1
+        self.turn += 1
         counted = self.plugin_counts.setdefault(record.topic, TopicCount())
         counted.count += 1
         counted.size += record.size
         if on_done is not None:
             self._acknowledgement.calls.append(Call(on_done, topic, queue_id, record))
+
+    def took(self, count: int) -> None:
+        """Let the turns of the queues go on behind messages of a run, which is stored."""
+        self.turn += count
 
     def make_topic(self, topic: str, maker: Holders) -> None:
         """Make a topic as a plug-in's first message would. Raises ResponseError."""

@@ -141,8 +141,9 @@ class Channel:
                 call.reset = -1
             call.woken()
 
-    async def begin(self, method: str, *, path: str = "", **metadata: str) -> CallOf:
-        """Begin a call; its messages follow."""
+    async def begin(self, method: str, *, path: str = "", waits: bool = False, **metadata: str) -> CallOf:
+        """Begin a call; its messages follow. With `waits` the headers wait for the first message, as those of
+        most clients do."""
         name = "TelemetryCommand" if method == "Telemetry" else f"{method}Response"
         stream_id = self.h2.get_next_available_stream_id()
         call = self.calls[stream_id] = CallOf(self, stream_id, schema.message(name))
@@ -157,14 +158,15 @@ class Channel:
         }
         headers |= {name.replace("_", "-"): value for name, value in metadata.items()}
         self.h2.send_headers(stream_id, [(name, value) for name, value in headers.items() if value])
-        await self.flush()
+        if not waits:
+            await self.flush()
         return call
 
     async def ask(
         self, method: str, request: Any = None, *, seconds: float = 60, **metadata: str
     ) -> list[Any]:
         """Make a call, and return the messages of its answer. Its status must be 0."""
-        call = await self.begin(method, **metadata)
+        call = await self.begin(method, waits=True, **metadata)
         await call.send(request or schema.message(f"{method}Request")(), ends=True)
         with anyio.fail_after(60):
             messages = await call.until()

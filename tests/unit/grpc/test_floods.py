@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tracemalloc
+from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -132,6 +133,15 @@ class Service:
         if not call.method.endswith("ReceiveMessage"):
             call.send(bytes(100_000))
             call.finish()
+
+    def plain(self, headers: Mapping[str, str]) -> None:
+        """No request is a plain send."""
+
+    def now_ms(self) -> int:
+        raise AssertionError("no request is a plain send")
+
+    def refused(self, call: Call, error: Exception) -> None:
+        raise AssertionError("no request is a plain send")
 
     def half_closed(self, call: Call) -> None:
         pass
