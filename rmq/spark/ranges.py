@@ -1,15 +1,22 @@
-"""Begin and end of a read: by the options, the brokers' offsets, and the files in `stateLocation` that tie a
-query to its earlier offsets."""
+"""Begin and end of a read: by the options, the brokers' offsets, and the files in `stateLocation` and of the
+Spark session that tie a query to earlier ones."""
 
 from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterable, Mapping
+import os
+import re
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final, Literal
 from urllib.parse import unquote, urlsplit
+
+from attrs import frozen
 
 from rmq.errors import ConfigError
 from rmq.files import read_file, replace_file
@@ -18,12 +25,18 @@ from rmq.spark.cluster import BrokersAway, Cluster
 from rmq.spark.offsets import EARLIEST, LATEST, Offsets, keep, offsets_of, read_kept
 from rmq.spark.options import ReadOptions, ending, starting
 
+if sys.platform != "win32":
+    import fcntl
+
 FILE_NAME: Final = "startingOffsets.json"
 """In `stateLocation`: the first offsets of a stream."""
 LAST_NAME: Final = "lastOffsets.json"
 """In `stateLocation`: the end of the last planned batch, for versions of Spark that do not report it."""
 BROKERS_NAME: Final = "brokers.json"
 """In `stateLocation`: the brokers that the topics of a batch had, in all runs together."""
+
+SESSION_TOPICS: Final = 10_000
+"""Topics whose brokers a Spark session remembers; the topic that was noted first makes room."""
 
 Edge = Literal["starting", "ending"]
 
@@ -53,15 +66,20 @@ def _chosen(
     skips: bool = False,
     warns: bool = False,
 ) -> list[MessageQueue]:
-    """The queues to read from the beginning on; waits for brokers that options, offsets or the state of an
-    earlier batch name. With `warns` it logs when nothing tells whether a broker is away."""
+    """The queues to read from the beginning on; waits for brokers that options, offsets, the state of an
+    earlier batch, or an earlier read of the Spark session name. With `warns` it logs when nothing tells
+    whether a broker is away."""
     named = {queue for one in offsets if isinstance(one, dict) for queue in one}
     folder = _folder(options.state_location) if options.state_location else None
     had = _brokers_had(folder / BROKERS_NAME) if folder is not None else frozenset()
     told = cluster.left_behind()
     left = told or frozenset[str]()
+    # Name servers of rmq know better than the session: a broker that was drained or forgotten is not away.
+    session = SessionBrokers.of(options.name_server) if told is None and not options.queues else None
+    read = session.brokers(options) if session is not None else frozenset[str]()
+    knows = session is not None and session.knows(options)
     try:
-        awaited = had if skips else had | left
+        awaited = had | read if skips else had | read | left
         queues = cluster.queues({*options.queues, *named}, brokers=awaited, skips=skips)
     except BrokersAway as error:
         if had - options.required_brokers and folder is not None:
@@ -69,13 +87,18 @@ def _chosen(
         if left - options.required_brokers:
             hint = "they left without a drain; onBrokerAway=skip, or `rmq broker forget` where they are gone"
             raise BrokersAway(f"{error} ({hint})") from None
+        if read - options.required_brokers:
+            hint = "this Spark session has read them; onBrokerAway=skip, or a new session where they are gone"
+            raise BrokersAway(f"{error} ({hint})") from None
         raise
     _check_chosen(queues, options)
     now = frozenset(queue.broker_name for queue in queues)
     if skips:
         cluster.skip(left - now)
-    elif warns and told is None and not (named or had or options.queues or options.required_brokers):
+    elif warns and told is None and not (named or had or knows or options.queues or options.required_brokers):
         _warn_of_unknown(now)
+    if session is not None:
+        session.note(queues, keeps=skips)
     if folder is not None and not now <= had:
         _keep_brokers(folder / BROKERS_NAME, had | now)
     return queues
@@ -118,6 +141,77 @@ def _keep_brokers(path: Path, brokers: Iterable[str]) -> None:
         replace_file(path, json.dumps({"v": 1, "brokers": sorted(brokers)}).encode())
     except OSError as error:
         raise ConfigError("stateLocation", str(path.parent), f"a folder to write to ({error})") from None
+
+
+# --- the brokers that a Spark session has read ---
+
+
+@frozen
+class SessionBrokers:
+    """The brokers of the topics that a Spark session has read, in a file that all its planning processes
+    share.
+
+    The file is in the folder of the driver's temporary blocks, which Spark makes for each session and removes
+    at its end. A file that cannot be read or written is no error: then the session remembers nothing.
+    """
+
+    path: Path
+
+    @classmethod
+    def of(cls, name_server: str) -> SessionBrokers | None:
+        """The file for these name servers; None outside of a planning process of Spark."""
+        folder = Path(os.environ.get("SPARK_LOCAL_DIRS", "").split(",")[0])
+        if not folder.name.startswith("blockmgr-") or not folder.is_dir():
+            return None
+        return cls(folder / f"rmq-brokers-{sha256(name_server.encode()).hexdigest()[:16]}.json")
+
+    def brokers(self, options: ReadOptions) -> frozenset[str]:
+        """The brokers that the topics of a read had."""
+        known = self._known()
+        if options.topic_pattern:
+            matches = re.compile(options.topic_pattern).fullmatch
+            topics: Iterable[str] = filter(matches, known)
+        else:
+            topics = known.keys() & set(options.topics)
+        return frozenset(broker for topic in topics for broker in known[topic])
+
+    def knows(self, options: ReadOptions) -> bool:
+        """True if all topics of a read were read before; of a pattern that is unknown."""
+        return not options.topic_pattern and self._known().keys() >= set(options.topics)
+
+    def note(self, queues: Iterable[MessageQueue], *, keeps: bool) -> None:
+        """Note the brokers of these queues as those that their topics have; `keeps` says that brokers noted
+        before may be away, and stay."""
+        found: dict[str, set[str]] = {}
+        for queue in queues:
+            found.setdefault(queue.topic, set()).add(queue.broker_name)
+        try:
+            with self._locked():
+                known = self._known()
+                new = {
+                    topic: sorted(brokers.union(known.get(topic, ()) if keeps else ()))
+                    for topic, brokers in found.items()
+                }
+                if new.items() <= known.items():
+                    return
+                kept = {topic: brokers for topic, brokers in known.items() if topic not in new} | new
+                rows = dict(list(kept.items())[-SESSION_TOPICS:])
+                replace_file(self.path, json.dumps(rows).encode())
+        except OSError as error:
+            log.debug("the brokers of the topics are not remembered: %s", error)
+
+    def _known(self) -> dict[str, list[str]]:
+        try:
+            return dict(json.loads(read_file(self.path) or b"{}"))
+        except (OSError, ValueError, TypeError):
+            return {}
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        with open(self.path.with_suffix(".lock"), "wb") as lock:
+            if sys.platform != "win32":
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
 
 
 def first_offsets(cluster: Cluster, options: ReadOptions) -> Offsets:

@@ -11,7 +11,7 @@ import pytest
 from rmq.client import blocking
 from rmq.message import Message, MessageQueue
 from tests.interop.conftest import Servers
-from tests.interop.rocketmq import Processes
+from tests.interop.rocketmq import Processes, cluster_text, wait_until
 
 pytest.importorskip("pyspark")
 
@@ -80,3 +80,29 @@ def test_spark_on_java_servers(spark: Any, names: str, tmp_path: pathlib.Path) -
         pulled = puller.pull(MessageQueue("Out", "java-a", 0), 0, max_messages=1).messages[0]
     assert pulled.tags in ("t0", "t1", "t2")
     assert pulled.properties["rmqSparkKey"].count("/") == 3
+
+
+def test_a_batch_is_not_silently_half_though_javas_name_server_forgets_a_broker(
+    spark: Any, processes: Processes, tmp_path: pathlib.Path
+) -> None:
+    from pyspark.errors import PySparkException
+
+    servers = Servers(processes, "java")
+    brokers = {name: servers.broker(tmp_path / name, brokerName=name) for name in ("java-a", "java-b")}
+    processes.make_topic(servers.namesrv, "T", 2)
+    with blocking.connect(servers.namesrv) as client, client.producer("p") as producer:
+        for name in brokers:
+            producer.send_batch(
+                [Message("T", b"m%d" % n) for n in range(COUNT)], queue=MessageQueue("T", name, 0)
+            )
+    options = {"nameServer": servers.namesrv, "topic": "T", "columns": "body", "pullTimeoutMs": "3000"}
+
+    def count(**more: str) -> int:
+        return int(spark.read.format("rmq").options(**options, **more).load().count())
+
+    assert count() == 2 * COUNT
+    brokers["java-b"].kill()
+    wait_until(lambda: "java-b" not in cluster_text(servers.namesrv), 180, "the name server forgets java-b")
+    with pytest.raises(PySparkException, match=r"java-b.*this Spark session has read"):
+        count()
+    assert count(onBrokerAway="skip") == COUNT

@@ -18,6 +18,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from rmq.client import blocking
 from rmq.errors import ConfigError
+from rmq.message import MessageQueue
 from rmq.protocol.bodies import TopicConfig
 from rmq.spark import cluster, ranges
 from rmq.spark.cluster import BrokersAway
@@ -161,6 +162,80 @@ def test_a_batch_says_that_name_servers_like_rocketmqs_know_no_broker_that_is_aw
         for _ in range(2):
             assert count(batch(two, topic)) == EACH
         assert [warning in line and "messages of embedded;" in line for line in caplog.messages] == [True]
+
+
+@pytest.fixture
+def session_folder(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
+    """The folder of a Spark session, as its planning processes see it, with name servers like RocketMQ's."""
+    folder = tmp_path / "blockmgr-5b1c"
+    folder.mkdir()
+    monkeypatch.setenv("SPARK_LOCAL_DIRS", f"{folder},{tmp_path}/blockmgr-77aa")
+    monkeypatch.setattr("rmq.client.admin.cluster.WITH_MISSING", "unknown")
+    ranges._warn_of_unknown.cache_clear()
+    return folder
+
+
+def pattern(two: Two, topic: str) -> BatchReader:
+    given = options(two, topic, topicPattern=f"{topic}.*")
+    del given["topic"]
+    return BatchReader(read_options(given, streaming=False), SCHEMA)
+
+
+def test_a_session_remembers_the_brokers_that_its_batches_have_read(
+    two: Two, topic: str, session_folder: pathlib.Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert count(batch(two, topic)) == 2 * EACH
+    caplog.clear()
+    with two.away(), caplog.at_level(logging.WARNING):
+        for one in (batch(two, topic), batch(two, f"{topic},{topic}"), pattern(two, topic)):
+            with pytest.raises(BrokersAway, match=f"{OTHER}.*this Spark session has read"):
+                count(one)
+        assert caplog.text == ""
+        for _ in range(2):
+            assert count(batch(two, topic, onBrokerAway="skip")) == EACH
+        assert f"skipped for now (onBrokerAway=skip): {OTHER}" in caplog.text
+        with pytest.raises(BrokersAway, match=OTHER):
+            count(batch(two, topic))
+    assert count(batch(two, topic)) == 2 * EACH
+
+
+def test_a_broker_that_lost_a_topic_is_not_waited_for_by_the_session(
+    two: Two, topic: str, session_folder: pathlib.Path
+) -> None:
+    assert count(batch(two, topic)) == 2 * EACH
+    with blocking.connect(two.pair.names) as client:
+        client.admin.delete_topic(topic, broker=OTHER)
+    assert count(batch(two, topic)) == EACH
+    with two.away():
+        assert count(batch(two, topic)) == EACH
+
+
+def test_a_topic_that_the_session_has_not_read_is_warned_of(
+    two: Two, topic: str, session_folder: pathlib.Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    other = f"{topic}-2"
+    two.make_topic(other)
+    two.fill(other)
+    assert count(batch(two, topic, requireBrokers="embedded")) == 2 * EACH
+    with caplog.at_level(logging.WARNING):
+        assert count(batch(two, f"{topic},{other}")) == 4 * EACH
+    assert "do not tell whether a broker is away" in caplog.text
+
+
+def test_a_session_remembers_a_bounded_number_of_topics_and_no_damage_fails_a_read(
+    two: Two, topic: str, session_folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ranges, "SESSION_TOPICS", 2)
+    session = ranges.SessionBrokers.of(two.pair.names)
+    assert session is not None
+    for name in ("A", "B", "C", "B"):
+        session.note([MessageQueue(name, OTHER, 0)], keeps=False)
+    assert list(json.loads(session.path.read_text())) == ["B", "C"]
+    session.path.write_text("[1")
+    assert count(batch(two, topic)) == 2 * EACH
+    assert json.loads(session.path.read_text()) == {topic: [OTHER, "embedded"]}
+    monkeypatch.setenv("SPARK_LOCAL_DIRS", str(session_folder / "gone"))
+    assert ranges.SessionBrokers.of(two.pair.names) is None
 
 
 def test_offsets_and_queues_that_are_named_are_waited_for(two: Two, topic: str) -> None:
