@@ -369,19 +369,17 @@ class Cluster:
         return {queue: found[queue] for queue in queues if queue in found}
 
     async def _topic_bounds(self, queue: MessageQueue) -> dict[MessageQueue, tuple[int, int]]:
-        self._note_slave(queue)
         try:
-            return await self._consumer.bounds(queue)
+            return await self._consumer.bounds(queue, on_slave=self._note_slave)
         except ResponseError:  # the broker may still know the queues of a deleted topic
             return {}
 
     def _note_slave(self, queue: MessageQueue) -> None:
-        if self._consumer.master(queue) is None:
-            self._by_slaves.add(queue.broker_name)
+        self._by_slaves.add(queue.broker_name)
 
     async def _bounds(self, queue: MessageQueue) -> tuple[int, int]:
-        self._note_slave(queue)
-        return await self._consumer.min_offset(queue), await self._consumer.max_offset(queue)
+        least = await self._consumer.min_offset(queue)
+        return least, await self._consumer.max_offset(queue, on_slave=self._note_slave)
 
     async def _place(self, queue: MessageQueue, offset: int) -> QueueOffset | None:
         """The place of a message. rmq's brokers return it; from other brokers the message is pulled."""

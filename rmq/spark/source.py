@@ -218,7 +218,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadMaxRows(most) if most else ReadAllAvailable()
 
     def prepareForTriggerAvailableNow(self) -> None:
-        self._target = {queue: most for queue, (_, most) in self._bounds().items()}
+        bounds = self._bounds(skips=self._options.skips)
+        self._target = {queue: most for queue, (_, most) in bounds.items()}
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         known = offsets_of(start)

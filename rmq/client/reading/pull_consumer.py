@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Final
@@ -249,20 +249,35 @@ class PullConsumer(AsyncResource):
         await self._ensure_route(queue)
         return await self._session.brokers.min_offset(queue)
 
-    async def max_offset(self, queue: MessageQueue) -> int:
-        """The offset of the next message to be stored in a queue. Cancelled: nothing changes."""
+    async def max_offset(
+        self, queue: MessageQueue, *, on_slave: Callable[[MessageQueue], object] | None = None
+    ) -> int:
+        """The offset of the next message to be stored in a queue. `on_slave` is called with the queue when a
+        slave is asked, because no master is known: then the offset is a lower bound. Cancelled: nothing
+        changes."""
         await self._ensure_route(queue)
+        self._note_slave(queue, on_slave)
         return await self._session.brokers.max_offset(queue)
 
-    async def bounds(self, queue: MessageQueue) -> dict[MessageQueue, tuple[int, int]]:
+    async def bounds(
+        self, queue: MessageQueue, *, on_slave: Callable[[MessageQueue], object] | None = None
+    ) -> dict[MessageQueue, tuple[int, int]]:
         """The minimum and maximum offsets of all queues that the topic has on the broker of `queue`, in one
-        request. Raises TopicNotExist. Cancelled: nothing changes."""
+        request; `on_slave` as for `max_offset`. Raises TopicNotExist. Cancelled: nothing changes."""
         await self._ensure_route(queue)
+        self._note_slave(queue, on_slave)
         return await self._session.brokers.bounds(queue)
+
+    def _note_slave(
+        self, queue: MessageQueue, on_slave: Callable[[MessageQueue], object] | None
+    ) -> None:  # right before the request: a look at the route may change who is asked
+        if on_slave is not None and self.master(queue) is None:
+            on_slave(queue)
 
     def master(self, queue: MessageQueue) -> str | None:
         """The address of the master of the queue's broker, as of the last look at the route. Without a master
-        a slave answers, which may lack the newest messages: an offset from a slave is a lower bound."""
+        a slave answers, which may lack the newest messages: an offset from a slave is a lower bound. The next
+        request may look at the route again; `on_slave` of `bounds` and `max_offset` tells who is asked."""
         return self._session.routes.master(queue.broker_name)
 
     async def search_offset(self, queue: MessageQueue, timestamp_ms: int) -> int:

@@ -122,6 +122,22 @@ def test_a_stream_neither_goes_back_nor_calls_it_loss(behind: tuple[Replicated, 
         reader.stop()
 
 
+def test_a_slave_that_a_new_look_at_the_route_finds_is_known_as_one(
+    behind: tuple[Replicated, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The reader's route names the master that was stopped, until the request for its bounds looks again."""
+    monkeypatch.setattr(cluster, "ROUTES_MS", 3_600_000)
+    made, topic = behind
+    with made.master():
+        reader = stream(made, topic, onBrokerAway="skip")
+        end = reader.latestOffset(reader.initialOffset(), reader.getDefaultReadLimit())
+    for _ in range(3):
+        assert latest(reader, offsets_of(end)) == offsets_of(end), "messages would be read again"
+    with pytest.raises(BrokersAway):
+        count(batch(made, topic))
+    reader.stop()
+
+
 @pytest.mark.parametrize(
     ("option", "value"), [("failOnDataLoss", "false"), ("onBrokerAway", "skip"), ("requireMasters", "false")]
 )
