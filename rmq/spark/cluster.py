@@ -6,8 +6,8 @@ from __future__ import annotations
 import logging
 import re
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Set
-from contextlib import ExitStack, suppress
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Set
+from contextlib import ExitStack, contextmanager, suppress
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -125,6 +125,17 @@ def brokers_away(brokers: Iterable[str]) -> BrokersAway:
     """The error that names brokers that are away."""
     names = ", ".join(sorted(brokers))
     return BrokersAway(f"not registered at the name servers, and waited for: {names} (pullTimeoutMs)")
+
+
+@contextmanager
+def _named(broker: str) -> Iterator[None]:
+    """Have the error of a broker that did not answer in the block name it, and the option."""
+    try:
+        yield
+    except WAITED_FOR as error:
+        if isinstance(error, NoRoute) and error.refused:
+            raise
+        raise BrokersAway(f"{broker} does not answer, and was waited for (pullTimeoutMs): {error}") from error
 
 
 class Cluster:
@@ -426,7 +437,8 @@ class Cluster:
         async def ask(queue: MessageQueue) -> None:
             async with limit:
                 if not skips:
-                    answers[queue] = await self._patiently(question, queue, waits_for=NoRoute)
+                    with _named(queue.broker_name):
+                        answers[queue] = await self._patiently(question, queue, waits_for=NoRoute)
                     return
                 with suppress(*WAITED_FOR):
                     answers[queue] = await question(queue)

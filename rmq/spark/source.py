@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from typing import TYPE_CHECKING, Any, Final
 
 from attrs import frozen
@@ -272,12 +272,15 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             for queue, at in last.items()
             if (at, now.get(queue)) != (first.get(queue, 0), was.get(queue))
         ]
+        brokers = {queue.broker_name for queue in (*asked, *(first.keys() - last.keys()))}
         try:
-            bounds = self._bounds(asked, reached=last)
+            bounds = self._bounds(asked, reached=last, brokers=brokers)
         except BrokersAway:
             if self._options.fail_on_data_loss:
                 raise
-            bounds = self._bounds(reached=last)  # unreadable messages are skipped, and logged
+            bounds = self._bounds(
+                reached=last, brokers=brokers
+            )  # unreadable messages are skipped, and logged
         begins = self._begins
         if end != self._made:  # the checkpoint's batch, which another process planned
             begins = self._made_again(first, was, bounds, asked)
@@ -291,7 +294,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if not self._options.group_id:
             return
         try:
-            self._open().commit(offsets_of(end))
+            cluster = self._open()
+            offsets = offsets_of(end)
+            cluster.commit({q: at for q, at in offsets.items() if q.broker_name not in cluster.skipped})
         except Exception as error:  # the query is right without the commit
             log.warning("the offsets of group %s are not committed: %s", self._options.group_id, error)
 
@@ -321,8 +326,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         known: Mapping[MessageQueue, int] | None = None,
         reached: Mapping[MessageQueue, int] | None = None,
         skips: bool = False,
+        brokers: Set[str] | None = None,
     ) -> dict[MessageQueue, tuple[int, int]]:
-        """The begins and ends of the queues; waits for the queues of `expected`. Raises BrokersAway.
+        """The begins and ends of the queues, or of the queues of `brokers`; waits for the queues of
+        `expected`. Raises BrokersAway.
 
         A queue that was removed from the topic, but that its broker still serves and that was read to its end
         (`known` has the offset), is included: none of its messages is lost. A slave's ends are raised to
@@ -330,6 +337,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """
         cluster = self._open()
         queues = cluster.queues(expected, patient=True, skips=skips)
+        if brokers is not None:
+            queues = [queue for queue in queues if queue.broker_name in brokers]
         there = {(queue.topic, queue.broker_name) for queue in queues}
         closed = [
             queue

@@ -31,6 +31,7 @@ VERSION: Final = "version="
 SCHEMA_FILE: Final = "_schema.json"
 VERSIONS_KEPT: Final = 2
 _SOURCE: Final = "rmq_changes"
+_WIDENS: Final = "delta.enableTypeWidening"
 
 
 class Target(Protocol):
@@ -154,6 +155,8 @@ def evolve_table(session: SparkSession, stream: Stream, batch: StructType) -> No
     if found.added:
         columns = ", ".join(f"`{one.name}` {one.dataType.simpleString()}" for one in found.added)
         session.sql(f"ALTER TABLE {name} ADD COLUMNS ({columns})")
+    if found.widened and stream.to["format"] == "delta":  # a table that was made with another rule lacks it
+        session.sql(f"ALTER TABLE {name} SET TBLPROPERTIES ('{_WIDENS}' = 'true')")
     for one in found.widened:
         session.sql(f"ALTER TABLE {name} ALTER COLUMN `{one.name}` TYPE {one.dataType.simpleString()}")
 
@@ -227,7 +230,7 @@ class MergedTable:
             return
         writer = empty.write.format("delta").partitionBy(*stream.partition)
         if stream.evolve == "widen":
-            writer = writer.option("delta.enableTypeWidening", "true")
+            writer = writer.option(_WIDENS, "true")
         if stream.to.get("table"):
             writer.saveAsTable(stream.to["table"])
         else:

@@ -91,8 +91,10 @@ def commit_end(query: StreamingQuery, options: Mapping[str, str]) -> None:
     try:
         given = read_options(options, streaming=True)
         if given.group_id and end is not None:
+            away = brokers_away(query)
+            offsets = {queue: at for queue, at in offsets_of(end).items() if queue.broker_name not in away}
             with Cluster(given) as cluster:
-                cluster.commit(offsets_of(end))
+                cluster.commit(offsets)
     except RmqError as error:
         log.warning("the last offsets of %s are not committed: %s", query.name or query.id, error)
 
@@ -104,8 +106,9 @@ def ends_of(options: Mapping[str, str]) -> Offsets:
 
     if TELLS_START:
         return {}
-    with Cluster(read_options(options, streaming=True)) as cluster:
-        bounds = cluster.bounds(cluster.queues((), patient=True))
+    given = read_options(options, streaming=True)
+    with Cluster(given) as cluster:
+        bounds = cluster.bounds(cluster.queues((), patient=True, skips=given.skips), skips=given.skips)
     return {queue: most for queue, (_, most) in bounds.items()}
 
 
