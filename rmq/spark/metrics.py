@@ -142,7 +142,7 @@ class StreamMetrics(StreamingQueryListener):
         text = "Time since the last message that was read was stored; 0 where nothing waits."
         yield Metric("age_seconds", "gauge", text, ages, ("query", "topic", "broker"))
         text = "Rows that could not be read (decode), or do not meet the expectation of that name."
-        yield Metric("rejected_rows_total", "counter", text, rejected, ("query", "reason"))
+        yield Metric("rejected_rows", "counter", text, rejected, ("query", "reason"))
         text = "Whether the last batch skipped the broker; of brokers that any batch skipped."
         yield Metric("broker_away", "gauge", text, away, ("query", "broker"))
 

@@ -56,6 +56,7 @@ def test_prometheus_sees_what_streams_read() -> None:
         listener.onQueryProgress(progress(offsets(15, 22), offsets(15, 22), name="skips"))
         listener.onQueryProgress(progress("12", "{no json", name='of "another" source'))
         listener.onQueryTerminated(Event(id="8", runId="2", exception="it broke"))
+        metrics.count_rejected("copy", {"decode": 2})
         with urllib.request.urlopen(f"http://127.0.0.1:{metrics.port}/metrics", timeout=60) as answer:
             page = answer.read().decode()
         assert page == metrics.text()
@@ -71,6 +72,7 @@ def test_prometheus_sees_what_streams_read() -> None:
             'rmq_spark_offsets_behind_latest{query="copy",topic="Orders",broker="broker-a"} 5.0',
             'rmq_spark_rows_total{query="of \\"another\\" source"} 30.0',
             'rmq_spark_broker_away{query="skips",broker="broker-b"} 0.0',
+            'rmq_spark_rejected_rows_total{query="copy",reason="decode"} 2.0',
             "# TYPE rmq_spark_rows_total counter",
         ]
         assert set(wanted) - set(page.splitlines()) == set()
