@@ -19,6 +19,7 @@ import pathlib
 import shutil
 import statistics
 import tempfile
+import time
 import uuid
 from collections.abc import Callable
 from typing import Any, cast
@@ -200,6 +201,7 @@ def main() -> None:
     parser.add_argument("--jars", default="")
     parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--minutes", type=float, default=600, help="begin no further round after that time")
     parser.add_argument("--only", default="", help="ways with these letters in their names")
     given = parser.parse_args()
     package = f"org.apache.spark:spark-sql-kafka-0-10_2.13:{given.connector}"
@@ -224,7 +226,11 @@ def main() -> None:
             all_ways = {name: way for name, way in all_ways.items() if given.only in name}
             meter = Meter(spark)
             found: dict[str, list[tuple[float, float]]] = {name: [] for name in all_ways}
+            end = time.monotonic() + given.minutes * 60
             for number in range(WARM + given.rounds):
+                if number > WARM and time.monotonic() > end:
+                    break
+                print(f"round {number - WARM + 1}, load {os.getloadavg()[0]:.1f}", flush=True)
                 for name, way in all_ways.items():
                     run, served = measured(meter, way)
                     if number >= WARM:
