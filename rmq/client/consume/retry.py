@@ -66,6 +66,13 @@ class Delay:
         return cls.of(after)
 
     @property
+    def in_seconds(self) -> float | None:
+        """The delay for a broker without levels; None leaves it to the broker."""
+        if self.seconds is None and self.level > 0:
+            return float(LEVEL_SECONDS[min(self.level, len(LEVEL_SECONDS)) - 1])
+        return self.seconds
+
+    @property
     def milliseconds(self) -> int | None:
         """`seconds` in the brokers' unit."""
         return None if self.seconds is None else round(self.seconds * 1000)

@@ -16,7 +16,7 @@ import anyio.abc
 from rmq.client.consume.consumer import BURST
 from rmq.client.consume.dispatch import ReadyQueue
 from rmq.client.consume.isolation import Isolated
-from rmq.client.consume.retry import Backoff, Retry
+from rmq.client.consume.retry import Backoff, Retry, delay_of, named, reason_text
 from rmq.client.consume.subscription import OnError, Sql
 from rmq.client.consume.workers import Workers
 from rmq.client.reading.simple_consumer import FAILURES, Place, ReceivedMessage, SimpleConsumer, place_of
@@ -296,11 +296,7 @@ class LeasedConsumer(AsyncResource):
                 if self._on_error == "raise" and not isinstance(failure, Retry):
                     raise_failure(failure, error)
             else:
-                self._acks.append(message)
-                if len(self._acks) == 1:
-                    self._has_acks.set()
-                elif len(self._acks) == ACKS_MAX:
-                    self._has_many.set()
+                self._done(message)
             finally:
                 working.pop(message, None)
                 self._handled += 1
@@ -308,13 +304,35 @@ class LeasedConsumer(AsyncResource):
                 call.look(context)
 
     async def _failed(self, message: ReceivedMessage, failure: Exception) -> None:
-        after = self._retry.seconds(message.attempt - 1) if self._retry is not None else None
+        delay = delay_of(failure, None, self._retry, message.attempt - 1)
+        what = "is given up" if delay.level < 0 else "is redelivered"
         if isinstance(failure, Retry):
-            after = failure.after if failure.after is not None else after
-            log.warning("%s: message %s is redelivered: %s", self.group, message.message_id, failure.reason)
+            log.warning("%s: %s %s: %s", self.group, named(message), what, failure.reason)
         else:
-            log.error("%s: %s failed", self.group, message.message_id, exc_info=failure)
-        await self._nack(message, after)
+            log.error("%s: %s failed", self.group, named(message), exc_info=failure)
+        if delay.level >= 0 or not await self._give_up(message, reason_text(failure)):
+            await self._nack(message, delay.in_seconds)
+
+    async def _give_up(self, message: ReceivedMessage, reason: str) -> bool:
+        """Make a message a dead letter, and acknowledge it: when the acknowledgement fails, the message is
+        redelivered all the same. False when the broker does not take the dead letter."""
+        limit = self._session.config.max_reconsume_times
+        try:
+            await self._session.brokers.send_back(message, self.group, -1, limit, reason)
+        except FAILURES as error:
+            text = "%s: cannot send %s to the dead letters: %s"
+            log.warning(text, self.group, named(message), error)
+            return False
+        self._done(message)
+        return True
+
+    def _done(self, message: ReceivedMessage) -> None:
+        """Acknowledge a message with the next batch."""
+        self._acks.append(message)
+        if len(self._acks) == 1:
+            self._has_acks.set()
+        elif len(self._acks) == ACKS_MAX:
+            self._has_many.set()
 
     async def _nack_cut_off(self) -> None:
         """Nack messages whose handlers were cancelled."""

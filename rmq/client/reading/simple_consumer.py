@@ -220,9 +220,16 @@ class SimpleConsumer(AsyncResource):
         await self._release_all(left)
 
     async def _release_all(self, messages: Iterable[ReceivedMessage]) -> None:
+        """Give back messages; a broker that does not answer is asked once. Their leases end by themselves."""
+        silent = set[str]()
         for message in messages:
-            with suppress(*FAILURES):  # the lease ends by itself
-                await self.release(message)
+            if message.broker_name not in silent:
+                try:
+                    await self.release(message)
+                except (*NETWORK_ERRORS, NoRoute):
+                    silent.add(message.broker_name)
+                except FAILURES as error:
+                    log.debug("%s: a message is not given back: %s", self.group, error)
 
     def check_ready(self) -> None:
         """Raises NotReady while no broker answers this consumer's requests, or when its background tasks have

@@ -28,6 +28,7 @@ from rmq.client.session.session import Session
 from rmq.errors import (
     NETWORK_ERRORS,
     AskerGone,
+    ConnectFailed,
     CorruptRecord,
     InvalidBody,
     ResponseError,
@@ -133,11 +134,16 @@ class Deliveries:
     # --- outcome of a message ---
 
     async def failed(
-        self, message: PulledMessage, error: Exception | None, asked: Delay | None = None
+        self,
+        message: PulledMessage,
+        error: Exception | None,
+        asked: Delay | None = None,
+        *,
+        silent: set[str] | None = None,
     ) -> None:
         """Handle a failed delivery: retry through the broker, or redeliver locally (ordered). `error` is None
-        after an explicit nack, whose delay is `asked`. Cancelled: the message is redelivered locally, or sent
-        back."""
+        after an explicit nack, whose delay is `asked`. In `silent` are brokers that did not answer a moment
+        ago, and are not asked again. Cancelled: the message is redelivered locally, or sent back."""
         if isinstance(error, AskerGone):
             log.info("%s: message %s: %s", self.group, message.message_id, error)
             _window(message).finish(message.queue_offset)
@@ -148,14 +154,15 @@ class Deliveries:
         if self._options.ordered:
             await self._retry_in_place(message, _window(message), delay, reason_text(error))
         else:
-            await self._send_back(message, _window(message), delay, reason_text(error))
+            await self._send_back(message, _window(message), delay, reason_text(error), silent)
 
     async def nack_all(self, messages: Sequence[PulledMessage], error: Exception | None) -> None:
-        """Handle failed messages that were taken together, as `failed` does. Cancelled: messages not sent
-        back yet are postponed."""
+        """Handle failed messages that were taken together, as `failed` does: a broker that does not answer
+        costs one time-out, not one for each message. Cancelled: messages not sent back yet are postponed."""
+        silent = set[str]()
         for number, message in enumerate(messages):
             try:
-                await self.failed(message, error)
+                await self.failed(message, error, silent=silent)
             except BaseException:
                 self.schedule_redelivery(messages[number + 1 :])
                 raise
@@ -215,7 +222,12 @@ class Deliveries:
         return self._session.config.suspend_queue_ms / 1000 if delay.seconds is None else delay.seconds
 
     async def _send_back(
-        self, message: PulledMessage, window: ProcessQueue, delay: Delay, reason: str
+        self,
+        message: PulledMessage,
+        window: ProcessQueue,
+        delay: Delay,
+        reason: str,
+        silent: set[str] | None,
     ) -> None:
         """Let the broker redeliver a message; if the broker refuses, redeliver it locally after a while."""
         if self._options.broadcasting:
@@ -225,11 +237,15 @@ class Deliveries:
             return  # its queue is another member's, which gets the message again
         limit = self._max_reconsume_times
         try:
+            if silent is not None and message.broker_name in silent:
+                raise ConnectFailed(message.broker_name, "not asked: the broker did not answer before")
             await self._session.brokers.send_back(
                 message, self.group, delay.level, limit, reason, delay.milliseconds
             )
         except (*NETWORK_ERRORS, ResponseError) as refusal:
             log.warning("%s: cannot send %s back to the broker: %s", self.group, named(message), refusal)
+            if silent is not None and isinstance(refusal, NETWORK_ERRORS):
+                silent.add(message.broker_name)
             message.reconsume_times += 1
             self._dispatch.schedule_redelivery(message)
         except BaseException:
@@ -243,14 +259,15 @@ class Deliveries:
         limit = self._options.retries
         return self._session.config.max_reconsume_times if limit is None else limit
 
-    async def _on_timeout(self, message: PulledMessage) -> None:
-        """Send back a message whose handler does not end; the handler runs on, and its end has no effect."""
+    async def _on_timeout(self, message: PulledMessage) -> bool:
+        """Send back a message whose handler does not end; the handler runs on, and its end has no effect.
+        False when the broker does not answer."""
         seconds, window, options = self.timeouts.seconds, _window(message), self._options
         if message.queue_offset not in window:
-            return  # it has ended since the look at it, while another message was sent back
+            return True  # it has ended since the look at it, while another message was sent back
         log.warning("%s: %s has been in its handler for more than %g s", self.group, named(message), seconds)
         if options.ordered or options.broadcasting or window.is_dropped:
-            return
+            return True
         reason, limit = f"not consumed within {seconds:g} s", self._max_reconsume_times
         delay = delay_of(None, None, options.retry, message.reconsume_times, TIMEOUT_DELAY_LEVEL)
         try:
@@ -259,8 +276,9 @@ class Deliveries:
             )
         except (*NETWORK_ERRORS, ResponseError) as error:
             log.warning("%s: cannot send %s back to the broker: %s", self.group, named(message), error)
-        else:
-            window.finish(message.queue_offset)
+            return not isinstance(error, NETWORK_ERRORS)
+        window.finish(message.queue_offset)
+        return True
 
     # --- ordered ---
 

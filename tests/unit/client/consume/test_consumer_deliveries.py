@@ -192,6 +192,71 @@ class TestDeliveries:
         assert setting.cluster["a"].count(BACK) == 1
         assert offsets(setting.cluster)[0] == 2
 
+    async def test_late_messages_of_a_broker_that_hangs_keep_none_of_another_from_a_retry(
+        self, clock: MockClock
+    ) -> None:
+        """They were sent back one after another, each with a time-out of its own: no other message was looked
+        at for that long."""
+        async with world(Cluster("a", "b", topics={"T": 1})) as made:
+            for broker in "ab":
+                fill(made.cluster, 40, queues=1, broker=broker)
+            made.cluster["a"].hook(BACK, HANG)
+
+            async def handle(message: StoredMessage) -> None:
+                await trio.sleep_forever()
+
+            async with (
+                made.connect(consume_timeout_ms=60_000) as client,
+                client.consumer("g", {"T": "*"}, consume_from="first") as consumer,
+            ):
+                with trio.move_on_after(70):
+                    await consumer.run(handle, concurrency=80)
+                assert made.cluster["b"].count(BACK) == 40
+                assert made.cluster["a"].count(BACK) <= 3, "one for each look"
+                made.cluster["a"].hook(BACK, None)
+                with trio.move_on_after(70):
+                    await consumer.run(handle, concurrency=80)
+            assert offsets(made.cluster, broker="b")[0] == 40
+
+    async def test_late_messages_that_a_broker_did_not_take_are_sent_back_at_the_next_look(
+        self, setting: World, clock: MockClock
+    ) -> None:
+        """They were forgotten, and stayed with their handlers."""
+        fill(setting.cluster, 20, queues=1)
+        setting.cluster["a"].script(BACK, HANG)
+
+        async def handle(message: StoredMessage) -> None:
+            await trio.sleep_forever()
+
+        async with (
+            setting.connect(consume_timeout_ms=60_000) as client,
+            client.consumer("g", {"T": "*"}, consume_from="first") as consumer,
+        ):
+            with trio.move_on_after(80):
+                await consumer.run(handle, concurrency=20)
+            assert setting.cluster["a"].count(BACK) == 21
+        assert offsets(setting.cluster)[0] == 20
+
+    async def test_a_failed_batch_costs_one_time_out_of_a_broker_that_hangs(
+        self, setting: World, clock: MockClock
+    ) -> None:
+        fill(setting.cluster, 20, queues=1)
+        setting.cluster["a"].hook(BACK, HANG)
+        ends: list[float] = []
+
+        async def handle(messages: list[StoredMessage]) -> None:
+            ends.append(trio.current_time())
+            raise ValueError("no")
+
+        async with (
+            setting.connect() as client,
+            client.consumer("g", {"T": "*"}, consume_from="first") as consumer,
+        ):
+            with trio.move_on_after(20):
+                await consumer.run_batches(handle)
+        assert setting.cluster["a"].count(BACK) <= len(ends)
+        assert len(ends) > 1, "the messages are redelivered here"
+
     async def test_the_verbs_of_a_delivery(self, setting: World, clock: MockClock) -> None:
         fill(setting.cluster, 4, queues=1)
         async with (

@@ -12,8 +12,9 @@ import rmq
 from rmq.client.reading.simple_consumer import ReceivedMessage
 from rmq.message import StoredMessage
 from rmq.protocol import codes
-from rmq.protocol.codes import ResponseCode
+from rmq.protocol.codes import RequestCode, ResponseCode
 from rmq.protocol.command import Command
+from rmq.protocol.properties import DLQ_REASON
 from rmq.remoting.connection import Connection
 from rmq.testing.cluster import Cluster
 from rmq.testing.front import HANG
@@ -204,6 +205,71 @@ def test_a_lease_whose_renewal_fails_is_renewed_before_it_ends(in_memory: Play, 
         cluster["a"].script(codes.CHANGE_MESSAGE_INVISIBLETIME, *[ResponseCode.SYSTEM_BUSY] * 2)
         await runs_while(world, seen, 200, 150)
         assert seen == [("a", b"0")]
+
+    in_memory(scenario, cluster)
+
+
+@pytest.mark.parametrize(
+    ("retry", "dead"),
+    [
+        (rmq.Retry("unknown customer", delay_level=-1), [b"0"]),
+        (rmq.Retry("soon", delay_level=2), []),
+        (ValueError("no"), []),
+    ],
+)
+def test_a_handler_gives_a_message_up_at_once(
+    in_memory: Play, cluster: Cluster, retry: Exception, dead: list[bytes]
+) -> None:
+    """Level -1 was ignored, as were the other levels: the message was retried by the group's policy."""
+    seen: list[float] = []
+
+    async def scenario(world: World) -> None:
+        seen.clear()
+        fill(cluster, 1)
+        policy = rmq.Backoff(1000, 1000)
+
+        async def handle(message: StoredMessage) -> None:
+            seen.append(anyio.current_time())
+            raise retry
+
+        async with (
+            world.connect() as client,
+            client.consumer(
+                "g", {"T": "*"}, per_message=True, consume_from="first", retry=policy
+            ) as consumer,
+        ):
+            with anyio.move_on_after(8):
+                await consumer.run(handle)
+        letters = cluster.sent("%DLQ%g")
+        assert [one.body for one in letters] == dead
+        assert len(seen) == (2 if retry.args == ("soon",) else 1)
+        if dead:
+            assert letters[0].properties[DLQ_REASON] == "unknown customer"
+            assert cluster["a"].count(codes.BATCH_ACK_MESSAGE) + cluster["a"].count(codes.ACK_MESSAGE) == 1
+
+    in_memory(scenario, cluster)
+
+
+def test_a_message_that_cannot_be_given_up_is_retried(in_memory: Play, cluster: Cluster) -> None:
+    seen: list[int] = []
+
+    async def scenario(world: World) -> None:
+        seen.clear()
+        fill(cluster, 1)
+        cluster["a"].script(RequestCode.CONSUMER_SEND_MSG_BACK, ResponseCode.SYSTEM_BUSY)
+
+        async def handle(message: StoredMessage) -> None:
+            seen.append(message.reconsume_times)
+            raise rmq.Retry("no", delay_level=-1)
+
+        async with (
+            world.connect() as client,
+            client.consumer("g", {"T": "*"}, per_message=True, consume_from="first") as consumer,
+        ):
+            with anyio.move_on_after(60):
+                await consumer.run(handle)
+        assert len(seen) == 2
+        assert [one.body for one in cluster.sent("%DLQ%g")] == [b"0"]
 
     in_memory(scenario, cluster)
 
