@@ -420,24 +420,41 @@ class UniqueIds:
 
     Upper-case hex of the address (4 or 16 bytes), 2 bytes of `pid`, 4 bytes that differ between the makers of
     a process, 4 bytes of milliseconds since the month began (local time), a 2-byte counter.
+
+    The time never goes back: while the clock does, it stands, and goes on by a millisecond with each round of
+    the counter. In a new month, where the milliseconds begin again, the 4 bytes are others.
     """
 
     def __init__(
         self, address: bytes, pid: int, now_ms: Callable[[], int], maker: bytes | None = None
     ) -> None:
-        self._prefix = (address + (pid & 0xFFFF).to_bytes(2, "big") + (maker or os.urandom(4))).hex().upper()
+        self._machine = (address + (pid & 0xFFFF).to_bytes(2, "big")).hex().upper()
+        self._maker = int.from_bytes(maker or os.urandom(4), "big")
+        self._prefix = ""
         self._now_ms = now_ms
         self._counter = 0
+        self._ms = -1
+        self._round = 0  # the counter of the first id with this time
         self._month_start = self._month_end = 0
 
     def next(self) -> str:
         """A unique id: no other call gives it, on this machine or another."""
-        now = self._now_ms()
-        if not self._month_start <= now < self._month_end:
-            self._month_start, self._month_end = _month_of(now)
-        counter = self._counter
+        now, counter = self._now_ms(), self._counter
+        if now > self._ms:
+            self._ms, self._round = now, counter
+            if now >= self._month_end:
+                self._begin_month(now)
         self._counter = (counter + 1) & 0xFFFF
-        return f"{self._prefix}{(now - self._month_start) & 0xFFFFFFFF:08X}{counter:04X}"
+        text = f"{self._prefix}{(self._ms - self._month_start) & 0xFFFFFFFF:08X}{counter:04X}"
+        if self._counter == self._round:  # all counters of this time are spent
+            self._ms += 1
+        return text
+
+    def _begin_month(self, now: int) -> None:
+        if self._month_end:
+            self._maker = (self._maker + 1) & 0xFFFFFFFF
+        self._prefix = f"{self._machine}{self._maker:08X}"
+        self._month_start, self._month_end = _month_of(now)
 
 
 def _month_of(now_ms: int) -> tuple[int, int]:

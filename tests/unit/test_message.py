@@ -211,13 +211,32 @@ def test_unique_ids_count_round_and_follow_the_month() -> None:
     first = ids.next()
     assert first == "7F000001" + f"{70_000 & 0xFFFF:04X}" + "00000000" + f"{30 * 86_400_000 - 1:08X}" + "0000"
     now += 1
-    assert ids.next()[-12:] == "000000000001"
+    assert ids.next()[-20:] == "00000001" + "000000000001", "other bytes, as the milliseconds begin again"
     for _ in range(65_534):
         last = ids.next()
     assert last.endswith("FFFF")
-    assert ids.next().endswith("0000")
+    assert ids.next()[-12:] == "000000000000"
+    assert ids.next()[-12:] == "000000010001", "the counter has had all its values in this millisecond"
     now -= 1
-    assert ids.next()[-12:-4] == first[-12:-4]
+    assert ids.next()[-12:] == "000000010002"
+
+
+@pytest.mark.usefixtures("utc")
+@pytest.mark.parametrize("back", [1, 3_600_000, 40 * 86_400_000])
+def test_unique_ids_do_not_repeat_when_the_clock_goes_back(back: int) -> None:
+    """The counter alone told the ids of such a time from those made at it before."""
+    now = 1_701_388_799_000
+    ids = UniqueIds(b"\x7f\x00\x00\x01", 1, lambda: now, b"\0\0\0\0")
+    made = set()
+    for turn in range(3):
+        for _ in range(70_000):
+            made.add(ids.next())
+            now += 1
+        now -= back + 70_000 * (turn % 2)
+    assert len(made) == 210_000
+    times = sorted(made)
+    now += 2 * back + 500_000
+    assert ids.next() > times[-1]
 
 
 def test_two_makers_of_a_process_differ() -> None:
