@@ -12,6 +12,7 @@ from starlette.requests import Request
 
 from rmq.dashboard.access.audit import AuditLog
 from rmq.dashboard.access.guard import SAFE_METHODS
+from rmq.dashboard.access.roles import Role
 from rmq.dashboard.access.sessions import Identity, Session, Sessions
 from rmq.dashboard.checks import Checks
 from rmq.dashboard.clusters import Clusters
@@ -20,7 +21,7 @@ from rmq.dashboard.errors import Forbidden, LoginNeeded
 from rmq.dashboard.history.history import History
 from rmq.dashboard.jobs import Jobs, Progress
 from rmq.dashboard.logins import Logins
-from rmq.dashboard.operations.operation import Call, RunBlocking, perform
+from rmq.dashboard.operations.operation import OPERATIONS, Call, RunBlocking, check_role, perform
 from rmq.remoting.network import Network
 
 
@@ -102,6 +103,7 @@ class Desk:
         """A call on a cluster as an identity. Raises UnknownCluster, Forbidden."""
 
         async def again(progress: Progress, name: str, given: dict[str, Any]) -> Any:
+            progress.guard(partial(self._check_owner, identity, OPERATIONS[name].role))
             async with self.call(identity, cluster, address, progress) as call:
                 return await perform(call, name, given)
 
@@ -118,7 +120,7 @@ class Desk:
                 self.now_ms,
                 self.jobs,
                 again,
-                partial(self.call, identity, cluster, address),
+                partial(self.call, identity, cluster, address, is_current=is_current),
                 self.run_blocking,
                 progress or Progress(),
                 address,
@@ -135,6 +137,14 @@ class Desk:
         current = partial(self._is_current, caller)
         async with self.call(caller.identity, cluster, address_of(request), is_current=current) as call:
             return await perform(call, name, given)
+
+    def _check_owner(self, identity: Identity, needed: Role) -> None:
+        """Raises LoginNeeded or Forbidden when the owner of a job is no longer known, or lacks the role now.
+        A job goes on behind a logout."""
+        now = self.logins.refreshed(identity)
+        if now is None:
+            raise LoginNeeded(f"{identity.name} is not in the roles file any more: the job has ended")
+        check_role(now, needed)
 
     def _is_current(self, caller: Caller) -> bool:
         """True if the caller of a request is still logged in, with the same role."""

@@ -35,17 +35,25 @@ FILES_MAX: Final = 8
 class Progress:
     """Progress of an operation: `done` of `total` steps (0: not known), and a line about the present step.
 
-    `file` is the file that a job may write; None outside jobs.
+    `file` is the file that a job may write; None outside jobs. `check` raises when the owner of a job may not
+    go on; it is called before each step.
     """
 
     done: int = 0
     total: int = 0
     note: str = ""
     file: pathlib.Path | None = None
+    check: Callable[[], None] = field(default=lambda: None, repr=False)
+
+    def guard(self, check: Callable[[], None]) -> None:
+        """Call `check` now, and before each further step."""
+        self.check = check
+        check()
 
     def report(self, done: int, total: int = 0, note: str = "") -> None:
-        """Set all three figures."""
+        """Set all three figures. Raises as `check`."""
         self.done, self.total, self.note = done, total, note
+        self.check()
 
 
 Act = Callable[[Progress], Awaitable[Any]]

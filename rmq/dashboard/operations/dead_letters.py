@@ -13,7 +13,7 @@ from attrs import frozen
 
 from rmq.client.reading.dead_letters import DeadLetter, Letters, Redriven, read_letter
 from rmq.dashboard.access.roles import Role
-from rmq.dashboard.errors import BadRequest
+from rmq.dashboard.errors import BadRequest, LoginNeeded
 from rmq.dashboard.operations import figures
 from rmq.dashboard.operations.messages import PAGE_SECONDS, Millis, WithinSeconds, preview_of
 from rmq.dashboard.operations.operation import Call, operation
@@ -209,6 +209,8 @@ def _names(letter: DeadLetter) -> tuple[str, ...]:
 
 
 Form = Literal["jsonl", "csv"]
+LINES_OF_A_LOOK: Final = 100
+"""Lines of an export after which it is checked whether its reader is still logged in."""
 
 
 @operation("GET", "/dead-letters/{group}/export", media=tuple(EXPORTS.values()))
@@ -223,7 +225,11 @@ async def _lines(call: Call, group: str, form: Form) -> AsyncIterator[str]:
         call.opened() as own,
         aclosing(operate_letters.exported(own.client, group, form=form)) as lines,
     ):
+        number = 0
         async for line in lines:
+            number += 1
+            if number % LINES_OF_A_LOOK == 0 and not own.is_current():
+                raise LoginNeeded("the login of this export has ended")
             yield line
 
 

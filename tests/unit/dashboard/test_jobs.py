@@ -17,8 +17,9 @@ pytest.importorskip("jinja2")
 
 from rmq.dashboard.access.roles import Role, password_hash
 from rmq.dashboard.access.sessions import Identity
-from rmq.dashboard.errors import TooMany, UnknownName
+from rmq.dashboard.errors import LoginNeeded, TooMany, UnknownName
 from rmq.dashboard.jobs import FILES_MAX, KEPT, OF_ONE_MAX, RUNNING_MAX, Job, Jobs, Order, Progress
+from rmq.dashboard.operations import dead_letters
 from rmq.errors import ConfigError
 from rmq.message import Message
 from rmq.testing.cluster import Cluster
@@ -96,6 +97,67 @@ async def test_a_cancelled_job_keeps_the_steps_it_has_made_and_is_written_down()
         assert (await _cancel(admin, job)).json()["state"] == "cancelled"
 
 
+def _users(folder: pathlib.Path, **roles: str) -> pathlib.Path:
+    """A roles file with these users."""
+    proof = password_hash("pass word", b"s" * 16)
+    rows = [f"  - {{name: {name}, role: {role}, password: {proof}}}" for name, role in roles.items()]
+    return roles_file(folder, "users:\n" + "\n".join(rows))
+
+
+@pytest.mark.parametrize(
+    ("after", "problem"),
+    [({"rita": "reader"}, "LoginNeeded"), ({"otto": "reader"}, "Forbidden"), ({"otto": "admin"}, "")],
+)
+async def test_a_job_ends_when_its_owner_is_removed_or_loses_the_role(
+    tmp_path: pathlib.Path, after: dict[str, str], problem: str
+) -> None:
+    """It went on with the rights that its owner had at its start."""
+    path = _users(tmp_path, otto="operator")
+    async with letters(roles_file=path, account_login=False) as made:
+        otto = made.browser()
+        await otto.post("/login", name="otto", password="pass word", cluster="test")
+        await otto.get("/c/test")
+        given = {"group": "billing", "all": True, "rate": 1}
+        job = (await _start(otto, "resend_dead_letters", **given)).json()["id"]
+        await made.cluster.advance(1.5)
+        sent = len(made.cluster.sent("Orders"))
+        assert LETTERS < sent < 2 * LETTERS - 2
+        _users(tmp_path, **after)
+        await made.cluster.advance(20)
+        admin = await _admin(made)
+        found = await _job(admin, job)
+        if problem:
+            assert (found["state"], found["problem"]["name"]) == ("failed", problem)
+            assert len(made.cluster.sent("Orders")) <= sent + 1
+            changes = (await admin.http.get(f"{API}/changes")).json()
+            assert any(one["outcome"].startswith(problem) for one in changes)
+        else:
+            assert (found["state"], found["done"]) == ("done", LETTERS)
+
+
+async def test_an_export_of_a_user_who_is_removed_ends(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = _users(tmp_path, otto="operator")
+    given: list[int] = []
+
+    async def exported(client: object, group: str, *, form: str) -> AsyncIterator[str]:
+        for number in range(10):
+            if number == 3:
+                _users(tmp_path, rita="reader")
+            given.append(number)
+            yield f"{number}\n"
+
+    monkeypatch.setattr(dead_letters.operate_letters, "exported", exported)
+    monkeypatch.setattr(dead_letters, "LINES_OF_A_LOOK", 2)
+    async with letters(roles_file=path, account_login=False) as made:
+        otto = made.browser()
+        await otto.post("/login", name="otto", password="pass word", cluster="test")
+        with pytest.raises(LoginNeeded, match="the login of this export has ended"):
+            await otto.http.get(f"{API}/dead-letters/billing/export")
+    assert given == [0, 1, 2, 3]
+
+
 async def test_a_job_that_fails_says_why() -> None:
     async with letters() as made:
         admin = await made.admin()
@@ -135,11 +197,7 @@ async def test_all_topics_of_a_group_are_reset_and_all_brokers_are_cleaned() -> 
 
 async def test_an_export_is_kept_as_a_file_for_the_identity_that_made_it(tmp_path: pathlib.Path) -> None:
     names = ("otto", "rita")
-    rows = [
-        f"  - {{name: {name}, role: {role}, password: {password_hash('pass word', b's' * 16)}}}"
-        for name, role in (("otto", "operator"), ("olga", "operator"), ("rita", "reader"))
-    ]
-    path = roles_file(tmp_path, "users:\n" + "\n".join(rows))
+    path = _users(tmp_path, otto="operator", olga="operator", rita="reader")
     async with letters(roles_file=path, account_login=False) as made:
         otto, rita, olga = made.browser(), made.browser(), made.browser()
         for browser, name in ((otto, names[0]), (rita, names[1]), (olga, "olga")):
