@@ -196,12 +196,6 @@ class Consumer(Link):
 
     def _within(self, delivery: Any, out: Out) -> None:
         """Acknowledge a message in a transaction."""
-        try:
-            transaction = self.connection.transactions.find(engine.state_of(delivery))
-        except EXPECTED as error:
-            self.connection.end_link(self, *of_error(error))
-            return
-        del self._out[delivery]
         is_settled = engine.is_settled(delivery)
 
         def end(commits: bool) -> None:
@@ -209,7 +203,14 @@ class Consumer(Link):
                 engine.update(delivery, engine.ACCEPTED if commits else engine.RELEASED)
                 self.connection.wake()
 
-        transaction.received.append(Received(self._group, self._topic, out.handle, end))
+        transactions = self.connection.transactions
+        try:
+            transaction = transactions.find(engine.state_of(delivery))
+            transactions.receive(transaction, Received(self._group, self._topic, out.handle, end))
+        except EXPECTED as error:
+            self.connection.end_link(self, *of_error(error))
+            return
+        del self._out[delivery]
         if is_settled:
             engine.settle(delivery)
         self._settled()

@@ -287,13 +287,13 @@ class TemporaryConsumer(Link):
                 self.line.put_back(one)
                 self._temporary.pump()
 
+        transactions = self.connection.transactions
         try:
-            transaction = self.connection.transactions.find(engine.state_of(delivery))
+            transaction = transactions.find(engine.state_of(delivery))
+            transactions.receive(transaction, Received("", "", "", end))
         except EXPECTED as error:
             self._out[delivery] = one  # the end of the link puts it back
             self.connection.end_link(self, *of_error(error))
-        else:
-            transaction.received.append(Received("", "", "", end))
 
     def on_end(self, *, is_closed: bool) -> None:
         """Same as `Link.on_end`."""

@@ -67,6 +67,8 @@ OPEN_MAX: Final = 1_000
 """Open transactions of a connection."""
 WORK_MAX: Final = 100_000
 """Messages of a transaction."""
+RECEIVED_MAX: Final = 10_000
+"""Received messages of a transaction: their acknowledgements are decided in one turn; some 40 ms."""
 
 
 @define(eq=False)
@@ -95,10 +97,10 @@ class Transaction:
     """The transaction ids and unique keys of the half messages."""
     offsets: list[int] = field(factory=list)
     """The offsets of the half messages in the queue of half messages."""
-    received: list[Received] = field(factory=list)
+    received: deque[Received] = field(factory=deque)
     pending: int = 0
     """Half messages that are not stored yet."""
-    local: list[Callable[[], None]] = field(factory=list)
+    local: deque[Callable[[], None]] = field(factory=deque)
     """The messages to temporary queues and topics, as functions that give them."""
     failure: str = ""
     then: Callable[[], None] | None = None
@@ -113,6 +115,8 @@ class Transactions:
         self._host, self._shared = connection.host, connection.shared
         self._open: dict[bytes, Transaction] = {}
         self._unfinished: dict[Transaction, None] = {}
+        self._ending: dict[Transaction, None] = {}
+        """Committed transactions that have messages left to give."""
         self._is_producing = False
 
     def find(self, fields: Any) -> Transaction:
@@ -130,6 +134,13 @@ class Transactions:
         self._shared.work.add(self._host.holders)
         found.work += 1
         return found
+
+    def receive(self, transaction: Transaction, received: Received) -> None:
+        """Let a received message end with a transaction. Raises Refused."""
+        if len(transaction.received) >= RECEIVED_MAX:
+            text = f"a transaction acknowledges at most {RECEIVED_MAX} messages; commit before"
+            raise Refused(RESOURCE_LIMIT, text)
+        transaction.received.append(received)
 
     def keep(self, transaction: Transaction, size: int, give: Callable[[], None]) -> None:
         """Keep a message of `size` bytes in memory until the commit, which calls `give`. Raises Refused
@@ -213,8 +224,7 @@ class Transactions:
 
         def done(error: ResponseError | None) -> None:
             if error is None:
-                self._committed(transaction)
-                on_done("")
+                self._committed(transaction, on_done)
             elif error.code in UNSURE:
                 self._finish(transaction)
                 self._connection.refuse(INTERNAL_ERROR, f"the outcome of a commit is not known: {error}")
@@ -231,12 +241,28 @@ class Transactions:
             self._roll_back(transaction)
             on_done(f"nothing is committed: {of_error(error)[1]}")
 
-    def _committed(self, transaction: Transaction) -> None:
+    def _committed(self, transaction: Transaction, on_done: Callable[[str], None]) -> None:
+        """Give the messages to temporary queues and topics and report the commit, some in each turn."""
         self._finish(transaction)
-        for give in transaction.local:
-            give()
-        for received in transaction.received:
-            received.end(True)
+        self._ending[transaction] = None
+        self._end_some(transaction, on_done)
+
+    def _end_some(self, transaction: Transaction, on_done: Callable[[str], None]) -> None:
+        left = ENDS_OF_A_TURN
+        while left and (transaction.local or transaction.received):
+            left -= 1
+            if transaction.local:
+                transaction.local.popleft()()
+            else:
+                transaction.received.popleft().end(True)
+            if not left:
+                try:
+                    self._host.defer(0.0, partial(self._end_some, transaction, on_done))
+                    return
+                except ResponseError:  # too many calls wait
+                    left = WORK_MAX
+        self._ending.pop(transaction, None)
+        on_done("")
 
     def _finish(self, transaction: Transaction) -> None:
         """Give back the places of a transaction that has ended."""
@@ -290,6 +316,10 @@ class Transactions:
         received messages, and asks for the end of half messages that are stored later, or whose commit is not
         decided."""
         self._open.clear()
+        for transaction in self._ending:
+            while transaction.local:
+                transaction.local.popleft()()
+        self._ending.clear()
         for transaction in list(self._unfinished):
             transaction.received.clear()
             transaction.then = None

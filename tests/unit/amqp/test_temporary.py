@@ -6,12 +6,12 @@ from typing import Any
 
 import anyio
 import pytest
-from rmq_amqp import temporary
+from rmq_amqp import temporary, transactions
 from trio.testing import MockClock
 
 from tests.unit.amqp.client import ACCEPTED, Broken, Client, Consumer, proton
 from tests.unit.amqp.messages import MODIFIED, REJECTED, bodies, client, cluster, selector, text
-from tests.unit.amqp.transactional import coordinator, send_within
+from tests.unit.amqp.transactional import begin_discharge, coordinator, send_within
 
 NO_LOCAL = {proton.symbol("no-local"): proton.Described(proton.ulong(0x0000468C00000003), "no-local")}
 
@@ -133,6 +133,61 @@ async def test_a_message_to_a_temporary_queue_waits_for_the_commit(autojump_cloc
             assert consumer.link.current is None
             await control.discharge(name, fails=fails)
         assert await bodies(consumer, 1) == ["fails=False"]
+
+
+async def test_a_large_commit_gives_its_messages_in_turns(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transactions, "ENDS_OF_A_TURN", 10)
+    parts: list[int] = []
+    end_some = transactions.Transactions._end_some
+
+    def measured(self: transactions.Transactions, transaction: transactions.Transaction, done: Any) -> None:
+        before = len(transaction.local)
+        end_some(self, transaction, done)
+        parts.append(before - len(transaction.local))
+
+    monkeypatch.setattr(transactions.Transactions, "_end_some", measured)
+    async with cluster() as running, client(running) as one, client(running, "two") as two:
+        session, other = await one.session(), await two.session()
+        address = (await made(one, session)).remote_target.address
+        consumer = await one.consumer(session, address, credit=50)
+        control, producer = await coordinator(two, other), await two.producer(other, address)
+        name = await control.declare()
+        for number in range(25):
+            await send_within(producer, name, text(f"m{number}"))
+        assert (await control.discharge(name)).remote_state == ACCEPTED
+        assert parts == [10, 10, 5]
+        assert await bodies(consumer, 25) == [f"m{number}" for number in range(25)]
+
+
+async def test_a_commit_is_given_as_a_whole_when_its_connection_ends(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transactions, "ENDS_OF_A_TURN", 10)
+    begun = anyio.Event()
+    end_some = transactions.Transactions._end_some
+
+    def stops(self: transactions.Transactions, transaction: transactions.Transaction, done: Any) -> None:
+        if not begun.is_set():  # the next turn does not come any more
+            begun.set()
+            end_some(self, transaction, done)
+
+    monkeypatch.setattr(transactions.Transactions, "_end_some", stops)
+    async with cluster() as running, client(running) as one:
+        session = await one.session()
+        address = (await made(one, session)).remote_target.address
+        consumer = await one.consumer(session, address, credit=50)
+        async with client(running, "two") as two:
+            other = await two.session()
+            control, producer = await coordinator(two, other), await two.producer(other, address)
+            name = await control.declare()
+            for number in range(25):
+                await send_within(producer, name, text(f"m{number}"))
+            begin_discharge(control, name)
+            await two.flush()
+            await begun.wait()
+        assert await bodies(consumer, 25) == [f"m{number}" for number in range(25)]
 
 
 async def test_a_browser_sees_the_unfinished_messages_and_takes_none(autojump_clock: MockClock) -> None:

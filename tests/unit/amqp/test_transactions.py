@@ -93,6 +93,29 @@ async def test_acknowledgements_wait_for_the_commit(autojump_clock: MockClock) -
             assert await bodies(consumer, 2) == ["m1", "m2"]
 
 
+async def test_a_transaction_has_a_bound_of_acknowledgements(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are decided in one turn of the loop."""
+    monkeypatch.setattr(transactions, "RECEIVED_MAX", 2)
+    async with cluster() as running, client(running) as one:
+        session = await one.session()
+        control = await coordinator(one, session)
+        producer = await one.producer(session, "Orders")
+        for number in range(3):
+            await producer.send(text(f"m{number}"))
+        consumer = await one.consumer(session, "Orders", credit=3)
+        name = await control.declare()
+        for _ in range(3):
+            await accept_within(consumer, name)
+        await one.until(lambda: consumer.link.state & proton.Endpoint.REMOTE_CLOSED)
+        condition = consumer.link.remote_condition
+        assert condition.name == "amqp:resource-limit-exceeded"
+        assert "acknowledges at most 2 messages; commit before" in condition.description
+        assert (await control.discharge(name)).remote_state == ACCEPTED
+        assert await bodies(await one.consumer(session, "Orders", "again"), 1) == ["m2"]
+
+
 async def test_an_unknown_transaction_is_refused(autojump_clock: MockClock) -> None:
     async with cluster() as running, client(running) as one:
         session = await one.session()
