@@ -35,7 +35,7 @@ from rmq.client.session.events import OnEvent
 from rmq.client.session.health import Health, health_of, until_ready
 from rmq.client.session.observer import Observer, Observers
 from rmq.client.session.requests import parse_name_servers
-from rmq.client.session.session import Session
+from rmq.client.session.session import InThread, Session, in_thread
 from rmq.client.settings.contexts import Context
 from rmq.client.settings.target import resolve
 from rmq.clock import wall_clock_ms
@@ -271,6 +271,7 @@ class Client(AsyncResource):
         self._made: WeakSet[AsyncResource] = WeakSet()
         self._now_ms = wall_clock_ms  # rmq.testing has its own
         self._limits: Limits | None = None  # of connections; likewise
+        self._in_thread: InThread = in_thread  # likewise
 
     def __repr__(self) -> str:
         return f"<Client {self.client_id} of {';'.join(self._name_servers)}>"
@@ -299,6 +300,7 @@ class Client(AsyncResource):
             persistent_name=self._persistent_name,
             observers=Observers(self._plugins),
             on_event=self._on_event,
+            in_thread=self._in_thread,
         )
         async with self._scope.entering():
             await self._scope.tasks.start(self._session.run)

@@ -12,13 +12,14 @@ import logging
 import math
 import random
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import copy_context
 from typing import Any, Protocol
 
 import anyio
 import anyio.abc
+import anyio.to_thread
 from attrs import define, evolve, field
 
 from rmq.client.config import ClientConfig
@@ -82,6 +83,15 @@ HEARTBEAT_WAIT_SECONDS = 0.35
 
 PASSING = (SystemBusy, ServiceNotAvailable)
 """Refusals that do not name the refused group."""
+
+
+InThread = Callable[[Callable[[], None]], Awaitable[None]]
+"""Runs a function that may wait for the disk."""
+
+
+async def in_thread(work: Callable[[], None]) -> None:
+    """Run a function in a worker thread. Cancelled: the function runs on."""
+    await anyio.to_thread.run_sync(work, abandon_on_cancel=True)
 
 
 class Member(Protocol):
@@ -191,14 +201,17 @@ class Session:
         persistent_name: str = "",
         observers: Observers | None = None,
         on_event: OnEvent | None = None,
+        in_thread: InThread = in_thread,
     ) -> None:
         """`endpoint(session)` answers the requests of brokers; `pool(endpoint)` makes its connections.
-        `on_event` is called with events around the messages."""
+        `on_event` is called with events around the messages. `in_thread` runs a function that may wait for
+        the disk."""
         self.config = config
         self.client_id = client_id
         self.observers = observers or Observers()
         self.persistent_name = persistent_name or client_id
         """The name for files on this host, the same from one run to the next."""
+        self.in_thread = in_thread
         self.now_ms = now_ms
         self.now: Callable[[], float] = current_loop().now
         self.unique_ids = unique_ids

@@ -17,7 +17,8 @@ import rmq
 from rmq.client.client import Client
 from rmq.client.config import ClientConfig
 from rmq.remoting.network import Network, TcpNetwork
-from rmq.testing.cluster import Cluster
+from rmq.testing.cluster import Cluster, at_once
+from rmq.testing.network import MemoryNetwork
 
 HANG_SECONDS = 20
 """On real time a test that takes longer has hung."""
@@ -35,7 +36,10 @@ class World:
         """A client; `options` beside those of `connect` are settings."""
         known = {name: options.pop(name) for name in ("client_id", "credentials") if name in options}
         config = ClientConfig(**{"pull_batch_size": 32} | options)
-        return rmq.connect(self.names, network=self.network, config=config, **known)
+        client = rmq.connect(self.names, network=self.network, config=config, **known)
+        if isinstance(self.network, MemoryNetwork):
+            client._in_thread = at_once
+        return client
 
 
 @asynccontextmanager

@@ -36,6 +36,7 @@ class Commits:
         self._group = group
         self._options = options
         self._local = local
+        self._saving = anyio.Lock()
         self._locks = locks
 
     def allows(self, queue: MessageQueue) -> bool:
@@ -54,6 +55,9 @@ class Commits:
                 {window.queue: window.commit_offset for window in windows},
                 {w.queue: w.topic_created_ms for w in windows if w.topic_created_ms is not None},
             )
+            async with self._saving:
+                if not self._local.is_saved:
+                    await self._session.in_thread(self._local.save)
             return
         by_broker: dict[str, list[ProcessQueue]] = {}
         for window in windows:

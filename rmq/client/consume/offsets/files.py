@@ -44,13 +44,16 @@ NO_CREATIONS: Final[Mapping[MessageQueue, int]] = {}
 
 
 class LocalOffsets:
-    """The offsets in a file. A file that cannot be read counts as missing, with a warning."""
+    """The offsets in a file. A file that cannot be read counts as missing, with a warning. `save` may run in
+    a thread, and go on in it when nobody waits any more: a later call takes precedence."""
 
     def __init__(self, path: pathlib.Path) -> None:
         self.path = path
         self._backup = path.with_name(path.name + ".bak")
         self._offsets, self._created_ms = self._load(path) or self._load(self._backup) or ({}, {})
-        self._is_saved = True
+        self.is_saved = True
+        """False while the file lacks something, or was not written the last time."""
+        self._saves = 0
         self._present = 0  # queues of the largest update: some have a part of the queues
 
     def get(self, queue: MessageQueue) -> int | None:
@@ -68,12 +71,11 @@ class LocalOffsets:
     def update(
         self, offsets: Mapping[MessageQueue, int], created_ms: Mapping[MessageQueue, int] = NO_CREATIONS
     ) -> None:
-        """Take these offsets, and the known creations of their topics, and write the file if anything is new,
-        or was not written the last time. A failure is logged."""
+        """Take these offsets, and the known creations of their topics."""
         made = {_key(queue): created_ms[queue] for queue in offsets if queue in created_ms}
-        is_known = offsets.items() <= self._offsets.items() and made.items() <= self._created_ms.items()
-        if is_known and self._is_saved:
+        if offsets.items() <= self._offsets.items() and made.items() <= self._created_ms.items():
             return
+        self.is_saved = False
         for queue, offset in offsets.items():
             self._offsets.pop(queue, None)  # its row is the newest now
             self._offsets[queue] = offset
@@ -83,17 +85,25 @@ class LocalOffsets:
         for queue in list(self._offsets)[: max(0, len(self._offsets) - self._present - OTHERS_MOST)]:
             del self._offsets[queue]
             self._created_ms.pop(_key(queue), None)
+
+    def save(self) -> None:
+        """Write the file. A failure is logged."""
+        self._saves += 1
+        self.is_saved = True  # before the copies: what comes from now on is for the next call
+        offsets, created_ms = self._offsets.copy(), self._created_ms.copy()
         try:
-            self._save()
-            self._is_saved = True
+            self._write(LocalOffsetsBody(offsets, created_ms or None), self._saves)
         except OSError as error:
-            self._is_saved = False
+            self.is_saved = False
             log.error("%s: cannot save the local offsets: %s", self.path, error)
 
-    def _save(self) -> None:
+    def _write(self, body: LocalOffsetsBody, number: int) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        fresh = self.path.with_name(f"{self.path.name}.{os.getpid()}.tmp")
-        fresh.write_bytes(LocalOffsetsBody(self._offsets, self._created_ms or None).to_json())
+        fresh = self.path.with_name(f"{self.path.name}.{os.getpid()}-{number}.tmp")
+        fresh.write_bytes(body.to_json())
+        if number != self._saves:
+            fresh.unlink()
+            return
         if self.path.exists():
             os.replace(self.path, self._backup)
         os.replace(fresh, self.path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pathlib
+import threading
 
 import pytest
 import trio
@@ -15,7 +16,7 @@ from rmq.message import MessageQueue, StoredMessage
 from rmq.testing.cluster import Cluster
 
 from ..conftest import Play
-from ..world import World
+from ..world import World, play
 from .consuming import fill, offsets, sent_back, take
 
 T0 = MessageQueue("T", "a", 0)
@@ -34,7 +35,9 @@ class TestFile:
         local = LocalOffsets(path)
         assert local.get(T0) is None
         local.update({T0: 5})
+        local.save()
         local.update({MessageQueue("T", "a", 1): 7, T0: 6})
+        local.save()
         again = LocalOffsets(path)
         assert (again.get(T0), again.get(MessageQueue("T", "a", 1))) == (6, 7)
         # The form that Java's own reader takes: a map whose keys are objects.
@@ -48,7 +51,9 @@ class TestFile:
         path = tmp_path / "offsets.json"
         local = LocalOffsets(path)
         local.update({T0: 5})
+        local.save()
         local.update({T0: 6})
+        local.save()
         path.write_text("{")
         assert LocalOffsets(path).get(T0) == 5
         path.with_name("offsets.json.bak").write_text("")
@@ -58,16 +63,41 @@ class TestFile:
         self, tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
     ) -> None:
         (tmp_path / "file").write_text("")
-        LocalOffsets(tmp_path / "file" / "offsets.json").update({T0: 5})
+        local = LocalOffsets(tmp_path / "file" / "offsets.json")
+        local.update({T0: 5})
+        local.save()
+        assert not local.is_saved
         assert "cannot save the local offsets" in caplog.text
 
     def test_what_could_not_be_written_is_written_next_time(self, tmp_path: pathlib.Path) -> None:
         (tmp_path / "place").write_text("")
         local = LocalOffsets(tmp_path / "place" / "offsets.json")
         local.update({T0: 5})
+        local.save()
         (tmp_path / "place").unlink()
         local.update({T0: 5})  # no message came in between: the last look before the member leaves
+        assert not local.is_saved
+        local.save()
         assert LocalOffsets(local.path).get(T0) == 5
+
+    def test_a_write_that_is_late_does_not_undo_a_later_one(
+        self, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Nobody waits any more for a thread that a full or distant disk holds up."""
+        local = LocalOffsets(tmp_path / "offsets.json")
+        local.update({T0: 5})
+        write = pathlib.Path.write_bytes
+
+        def held_up(path: pathlib.Path, data: bytes) -> int:
+            monkeypatch.setattr(pathlib.Path, "write_bytes", write)
+            local.update({T0: 6})
+            local.save()
+            return write(path, data)
+
+        monkeypatch.setattr(pathlib.Path, "write_bytes", held_up)
+        local.save()
+        assert LocalOffsets(local.path).get(T0) == 6
+        assert [file.name for file in tmp_path.iterdir()] == ["offsets.json"]
 
     def test_where_it_is(self, own_home: pathlib.Path) -> None:
         assert offsets_path("", "1.2.3.4@DEFAULT", "g") == (
@@ -90,6 +120,31 @@ def test_a_member_goes_on_where_it_was(both: Play, cluster: Cluster) -> None:
         assert offsets(cluster) == {}
 
     both(scenario, cluster)
+
+
+def test_offsets_are_saved_in_a_thread(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A home directory on a disk that hangs held up all clients of the loop."""
+    threads: list[int] = []
+    save = LocalOffsets.save
+
+    def seen(local: LocalOffsets) -> None:
+        threads.append(threading.get_ident())
+        save(local)
+
+    monkeypatch.setattr(LocalOffsets, "save", seen)
+
+    async def scenario(world: World) -> None:
+        fill(cluster, 4)
+        async with (
+            world.connect(client_id="me") as client,
+            client.consumer("g", {"T": "*"}, consume_from="first", broadcasting=True) as consumer,
+        ):
+            await take(consumer, 4)
+        assert LocalOffsets(offsets_path("", "me", "g")).get(T0) == 2
+
+    play("asyncio", scenario, cluster)
+    assert threads
+    assert threading.get_ident() not in threads
 
 
 async def test_offsets_are_saved_every_5_s(

@@ -145,6 +145,7 @@ def test_the_file_of_a_broadcasting_member_keeps_a_bounded_number_of_queues_that
         comes = MessageQueue("T", f"b{number}", 0)
         offsets.update(dict.fromkeys([*stays, comes], number), dict.fromkeys([*stays, comes], 1))
         offsets.update({comes: number + 1}, {comes: 1})
+        offsets.save()
         assert [offsets.get(queue) for queue in stays] == [number] * 3
         assert offsets.get(comes) == number + 1
     assert len(offsets._offsets) == len(offsets._created_ms) == 9
