@@ -5,15 +5,27 @@ from __future__ import annotations
 import logging
 
 import anyio
+from attrs import define, field
 
 from rmq.client.consume.offsets.files import LocalOffsets
 from rmq.client.consume.pull import first_since
 from rmq.client.consume.subscription import ConsumerOptions
 from rmq.client.session.requests import FAILURES
 from rmq.client.session.session import Session
+from rmq.errors import RmqError
 from rmq.message import RETRY_PREFIX, MessageQueue
+from rmq.remoting.loop import unwrap_groups
 
 log = logging.getLogger("rmq.client.assignments")
+
+
+@define(eq=False)
+class _Question:
+    """A look for offsets of the group in a topic; others wait for the same answer."""
+
+    over: anyio.Event = field(factory=anyio.Event)
+    is_known: bool = False
+    error: RmqError | None = None
 
 
 class Starts:
@@ -26,7 +38,7 @@ class Starts:
         self._group = group
         self._options = options
         self._local = local
-        self._asking = anyio.Lock()
+        self._questions: dict[str, _Question] = {}
         self._news: dict[str, frozenset[MessageQueue]] = {}
         """The queues that topics had when the group was found to be new in them."""
 
@@ -64,26 +76,56 @@ class Starts:
         A new group stays new in the present queues of the topic, whenever this member begins with them,
         although it soon has offsets in some. Raises as `Brokers.query_offset`.
         """
-        topic, session = queue.topic, self._session
+        topic = queue.topic
         if self._local is not None:
             return self._local.has(topic)
-        async with self._asking:
-            if queue in self._news.get(topic, ()):
-                return False
-            rotation = await session.rotation(topic, session.brokers.timeout)
-            queues, error = rotation.route.subscribe_queues, None
-            for other in queues:
+        while queue not in self._news.get(topic, ()):
+            question = self._questions.get(topic)
+            if question is None:
+                question = self._questions[topic] = _Question()
                 try:
-                    if other != queue and await session.brokers.query_offset(self._group, other):
-                        log.info(
-                            "%s has offsets in the topic: reading its new queue %s from the start",
-                            self._group,
-                            queue,
-                        )
-                        return True
-                except FAILURES as failure:
-                    error = failure
-            if error is not None:
-                raise error
-            self._news[topic] = frozenset(queues)
-            return False
+                    question.is_known = await self._has_offsets(topic)
+                except FAILURES as error:
+                    question.error = error
+                    raise
+                finally:
+                    del self._questions[topic]
+                    question.over.set()
+                return question.is_known
+            await question.over.wait()
+            if question.error is not None:
+                raise question.error.with_traceback(None)
+            if question.is_known:
+                return True
+        return False
+
+    async def _has_offsets(self, topic: str) -> bool:
+        """True if the group has an offset in any queue of a topic. The brokers are asked at the same time,
+        and none again that has failed. Raises as `Brokers.query_offset`."""
+        session, errors = self._session, list[RmqError]()
+        rotation = await session.rotation(topic, session.brokers.timeout)
+        queues, found = rotation.route.subscribe_queues, list[MessageQueue]()
+        by_broker: dict[str, list[MessageQueue]] = {}
+        for queue in queues:
+            by_broker.setdefault(queue.broker_name, []).append(queue)
+
+        async def look(some: list[MessageQueue]) -> None:
+            try:
+                for queue in some:
+                    if await session.brokers.query_offset(self._group, queue):
+                        found.append(queue)
+                        tasks.cancel_scope.cancel()
+            except FAILURES as error:
+                errors.append(error)
+
+        with unwrap_groups():
+            async with anyio.create_task_group() as tasks:
+                for some in by_broker.values():
+                    tasks.start_soon(look, some)
+        if found:
+            log.info("%s has offsets in %s: reading new queues from the start", self._group, topic)
+            return True
+        if errors:
+            raise errors[0]
+        self._news[topic] = frozenset(queues)
+        return False

@@ -12,6 +12,7 @@ from rmq.message import MessageQueue, StoredMessage
 from rmq.protocol.bodies import ConsumeMessageDirectlyResult, ConsumerRunningInfo, ResetOffsetBody
 from rmq.protocol.codes import RequestCode, ResponseCode
 from rmq.protocol.command import Command
+from rmq.protocol.headers import QueryConsumerOffsetRequestHeader
 from rmq.protocol.record import Record, encode_record, host_bytes
 from rmq.remoting.connection import Connection
 from rmq.store.config import BrokerRole
@@ -318,6 +319,38 @@ class TestDeliveries:
 
 
 class TestOffsets:
+    async def test_a_new_group_asks_a_broker_that_hangs_once_for_its_offsets(self, clock: MockClock) -> None:
+        """It asked once for each queue, and again for each queue that it began: 8 * 8 time-outs."""
+        async with world(Cluster("a", "b", topics={"T": 8})) as made:
+            made.cluster["a"].hook(QUERY, HANG)
+            made.cluster["b"].hook(QUERY, ResponseCode.QUERY_NOT_FOUND)  # as of queues that are not young
+            async with made.connect() as client:
+                began = trio.current_time()
+                async with client.consumer("g", {"T": "*"}) as consumer:
+                    assert trio.current_time() - began < 10
+                    assert all(queue.topic != "T" for queue in consumer.queues)
+                    assert made.cluster["a"].count(QUERY) <= 8 + 2, "for each queue's own offset, and once"
+                    made.cluster["a"].hook(QUERY, None)
+                    await trio.sleep(60)
+                    assert sum(queue.topic == "T" for queue in consumer.queues) == 16
+
+    async def test_a_group_with_an_offset_reads_new_queues_from_the_start(self, clock: MockClock) -> None:
+        async with world(Cluster("a", "b", topics={"T": 2})) as made:
+
+            def only_in_one(request: Command, connection: Connection) -> Command:
+                queue_id = request.read(QueryConsumerOffsetRequestHeader).queue_id
+                if queue_id == 0:
+                    return request.reply(ResponseCode.QUERY_NOT_FOUND)
+                return request.reply(0, None, {"offset": "3"})
+
+            made.cluster["a"].hook(QUERY, ResponseCode.QUERY_NOT_FOUND)
+            made.cluster["b"].hook(QUERY, only_in_one)
+            for broker in "ab":
+                fill(made.cluster, 8, broker=broker)
+            async with made.connect() as client, client.consumer("g", {"T": "*"}) as consumer:
+                with trio.fail_after(60):
+                    assert len(await take(consumer, 13)) == 13, "3 of queue 1 of b were consumed"
+
     async def test_offsets_are_committed_every_5_s(self, setting: World, clock: MockClock) -> None:
         async with setting.connect() as client, client.consumer("g", {"T": "*"}) as consumer:
             fill(setting.cluster, 3, queues=1)
