@@ -7,7 +7,7 @@ Times are seconds of any clock that does not run backwards.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Container, Iterable, Sequence
-from itertools import chain, zip_longest
+from itertools import chain, islice, zip_longest
 from typing import Any, Final, TypeVar
 
 import anyio
@@ -24,6 +24,9 @@ K = TypeVar("K")
 MISSING_MOST: Final = 100
 """Topics that name servers do not know any more whose routes are kept. Topics come and go beside a process
 that runs for a year."""
+MISSING_SECONDS: Final = 600.0
+"""Seconds for which the routes of all missing topics are kept: a name server that has just started knows no
+topic until the brokers have registered."""
 MAX_QUEUES = 1 << 16
 """Queues of a topic on one broker above which a route is refused as damaged."""
 
@@ -242,7 +245,7 @@ class RouteTable:
     _start: Callable[[], int] = lambda: 0
     _rotations: dict[str, Rotation] = field(factory=dict)
     _brokers: dict[str, dict[int, str]] = field(factory=dict)
-    _missing: dict[str, None] = field(factory=dict)
+    _missing: dict[str, float] = field(factory=dict)
 
     def get(self, topic: str) -> Rotation | None:
         return self._rotations.get(topic)
@@ -268,15 +271,17 @@ class RouteTable:
         if self._rotations.pop(topic, None) is not None:
             self._collect()
 
-    def note_missing(self, topic: str) -> None:
+    def note_missing(self, topic: str, now: float) -> None:
         """Note that no name server knows the topic any more: its route stays for now, since a name server
         that has just started has no routes yet."""
         if topic in self._rotations:
-            self._missing[topic] = None
+            self._missing.setdefault(topic, now)
 
-    def surplus(self) -> list[str]:
-        """The topics to forget: those missing for longest, beyond `MISSING_MOST`."""
-        return list(self._missing)[: max(0, len(self._missing) - MISSING_MOST)]
+    def surplus(self, now: float) -> list[str]:
+        """The topics to forget: those missing for longest, beyond `MISSING_MOST`, and for
+        `MISSING_SECONDS`."""
+        most = max(0, len(self._missing) - MISSING_MOST)
+        return [topic for topic, at in islice(self._missing.items(), most) if now - at >= MISSING_SECONDS]
 
     def broker_names(self) -> Collection[str]:
         """The names of all brokers."""

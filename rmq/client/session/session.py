@@ -414,7 +414,7 @@ class Session:
     def _forget(self) -> None:
         """Forget topics and brokers that are gone: they come and go beside a process that runs for a year."""
         routes = self.routes
-        for topic in routes.surplus():
+        for topic in routes.surplus(self.now()):
             routes.remove(topic)
             log.info("forgot the route of %s, which no name server knows any more", topic)
             for watcher in [*self.watchers]:
@@ -448,7 +448,7 @@ class Session:
         except (NoRoute, RemoteProtocolError, ResponseError) as error:
             # A name server that has just started has no routes yet: the known route stays.
             if isinstance(error, NoRoute) and is_unknown(error):
-                self.routes.note_missing(topic)
+                self.routes.note_missing(topic, self.now())
             if self._unrefreshed.get(topic) != (reason := str(error)):
                 self._unrefreshed[topic] = reason  # logged once, not every 30 s
                 log.info("kept the former route of %s: %s", topic, error)

@@ -89,6 +89,7 @@ async def test_tables_do_not_grow_with_topics_and_brokers_that_come_and_go(
 ) -> None:
     monkeypatch.setattr(routes, "MISSING_MOST", 2)
     monkeypatch.setattr(session, "MISSING_MOST", 2)
+    monkeypatch.setattr(routes, "MISSING_SECONDS", 30)
     monkeypatch.setattr(metrics, "ROWS_MOST", 8)
     monkeypatch.setattr(pool, "FORGET_SECONDS", 30)
     config = ClientConfig(poll_name_server_interval_ms=MINUTE_MS, heartbeat_interval_ms=MINUTE_MS)

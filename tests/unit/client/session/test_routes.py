@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import rmq
-from rmq.client.session.routes import BrokerHealth, Rotation, Route, RouteTable
+from rmq.client.session.routes import MISSING_MOST, BrokerHealth, Rotation, Route, RouteTable
 from rmq.errors import RemoteProtocolError
 from rmq.message import MessageQueue
 from rmq.protocol.bodies import BrokerData, QueueData, TopicRouteData
@@ -186,6 +186,22 @@ class TestRouteTable:
         assert table.put(route_to("used", "new:1"))
         assert table.master("a") == "new:1"
         assert not table.put(route_to("used", "new:1"))
+
+    def test_topics_that_are_missing_for_long_are_forgotten_beyond_a_number(self) -> None:
+        """A name server that has just started knows none of them, and soon all."""
+        table = RouteTable()
+        topics = [f"T{number}" for number in range(MISSING_MOST + 20)]
+        for topic in topics:
+            table.put(route("a", topic=topic))
+        for now in (0.0, 30.0):
+            for topic in topics:
+                table.note_missing(topic, now)
+            assert table.surplus(now) == []
+        table.put(route("a", topic="T3"))
+        assert table.surplus(599.0) == []
+        assert table.surplus(600.0) == [*topics[:3], *topics[4:20]]
+        table.note_missing("unknown", 600.0)
+        assert len(table.surplus(2000.0)) == 19
 
     def test_slaves_are_read_from_when_asked_for(self) -> None:
         table = RouteTable()
