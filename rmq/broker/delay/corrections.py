@@ -3,6 +3,7 @@ set back."""
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
@@ -18,7 +19,7 @@ from rmq.broker.delay.timer_records import (
 from rmq.errors import StoreError
 from rmq.message import PROPERTY_REAL_QUEUE_ID, PROPERTY_REAL_TOPIC, PROPERTY_UNIQUE_KEY, TIMER_TOPIC
 from rmq.protocol.properties import PROPERTY_TIMER_HANDLE_MS, PROPERTY_TIMER_REPLACES, encode_properties
-from rmq.protocol.record import Record, record_of
+from rmq.protocol.record import PROPERTIES_MAX, Record, record_of
 
 if TYPE_CHECKING:
     from rmq.store.store import Store
@@ -30,6 +31,8 @@ STEP_LOOKS: Final = 1_000
 STEP_COPIES: Final = 100
 STEP_BYTES: Final = 1 << 20
 """So much one step copies, and one message more."""
+
+log = logging.getLogger("rmq.broker")
 
 
 class Corrections:
@@ -122,8 +125,8 @@ class Corrections:
 
     def _put_corrected(self, offset: int, due_ms: int) -> int:
         """Put a copy of a message with the time that its delay gives now, and a recall of the original.
-        Return the bytes of the copy; 0 for a message whose time is right, and for a message that no recall
-        can name."""
+        Return the bytes of the copy; 0 for a message whose time is right, for a message that no recall can
+        name, and for a message without room for the mark of a copy."""
         message = timer_message(self._store, offset)
         if message is None or PROPERTY_RECALLED in message.properties:
             return 0
@@ -142,6 +145,9 @@ class Corrections:
         properties |= {PROPERTY_OUT_MS: str(earlier_ms), PROPERTY_TIMER_REPLACES: str(offset)}
         properties.setdefault(PROPERTY_TIMER_HANDLE_MS, str(due_ms))
         again = record_of(message, TIMER_TOPIC, 0, properties, earlier_ms)
+        if len(again.properties.encode()) > PROPERTIES_MAX:  # stored by an earlier version
+            log.error("timer message %d has no room in its properties for a correction", offset)
+            return 0
         cancel = Record(TIMER_TOPIC, 0, b"0", encode_properties(recall), tags_code=due_ms)
         cancel.born_timestamp, cancel.born_host = self._noticed_ms, again.born_host
         self._put_record(again)

@@ -36,6 +36,9 @@ MAX_AHEAD_MS: Final = 40 * 86_400_000
 HIDDEN_PROPERTIES: Final = (PROPERTY_ACCOUNT, PROPERTY_TIMER_REPLACES, PROPERTY_TIMER_HANDLE_MS)
 """Properties that no consumer is shown."""
 
+COPY_ROOM: Final = 128
+"""Bytes of properties that a waiting message leaves for those that a copy adds to it."""
+
 log = logging.getLogger("rmq.broker")
 
 _MARKS: Final = tuple(f"{name}\x01".encode() for name in (PROPERTY_RECALLED, PROPERTY_TIMER_REPLACES))

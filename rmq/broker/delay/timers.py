@@ -37,6 +37,7 @@ from attrs import field
 
 from rmq.broker.delay.corrections import CLOCK_STEP_MS, Corrections
 from rmq.broker.delay.timer_records import (
+    COPY_ROOM,
     HIDDEN_PROPERTIES,
     MAX_AHEAD_MS,
     PROPERTY_OUT_MS,
@@ -63,7 +64,7 @@ from rmq.protocol.properties import (
     PROPERTY_TIMER_REPLACES,
     encode_properties,
 )
-from rmq.protocol.record import Record, record_of
+from rmq.protocol.record import PROPERTIES_MAX, Record, record_of
 from rmq.shares import NOBODY, Holders, Shares
 from rmq.store.config import BrokerRole
 
@@ -205,17 +206,25 @@ class Timers:
         """Turn a record on its way into the store into a record that waits until `due_ms`. `account` is that
         of its sender, which alone may recall it, or empty; the message counts for `maker`.
 
-        Raises ResponseError(SYSTEM_BUSY) when too many messages wait already, in all or of the maker.
+        Raises ResponseError: SYSTEM_BUSY when too many messages wait already, in all or of the maker, and
+        MESSAGE_ILLEGAL when its properties leave no room for those of a copy.
         """
         if over := self.full(maker):
             raise for_code(ResponseCode.SYSTEM_BUSY, f"of the messages that may wait for their time {over}")
-        self._places.take(record, maker)
         properties[PROPERTY_REAL_TOPIC] = record.topic
         properties[PROPERTY_REAL_QUEUE_ID] = str(record.queue_id)
         properties[PROPERTY_OUT_MS] = str(due_ms)
         if account:
             properties[PROPERTY_ACCOUNT] = account
         record.properties = encode_properties(properties)
+        size = len(record.properties.encode())
+        if size > PROPERTIES_MAX - COPY_ROOM:
+            raise for_code(
+                ResponseCode.MESSAGE_ILLEGAL,
+                f"the message is illegal: the properties have {size} bytes. properties length limit of a "
+                f"message with a delivery time {PROPERTIES_MAX - COPY_ROOM}B.",
+            )
+        self._places.take(record, maker)
         record.topic, record.queue_id, record.tags_code = TIMER_TOPIC, 0, due_ms
 
     def recall(
@@ -434,10 +443,7 @@ class Timers:
                 message = timer_message(self._store, offset)
                 try:
                     if message is not None:
-                        properties = message.properties
-                        if PROPERTY_RECALLED not in properties:
-                            properties[PROPERTY_TIMER_REPLACES] = str(offset)
-                        record = record_of(message, TIMER_TOPIC, 0, properties, due_ms)
+                        record = _copy_of(message, offset, due_ms)
                         self._put_record(record)
                         self._places.copy(record, offset)
                         size += record.size
@@ -529,6 +535,18 @@ class Timers:
         if part[0] > progress["deliveredMs"]:
             progress |= {"partMs": part[0], "partNext": part[1]}
         return progress
+
+
+def _copy_of(message: StoredMessage, offset: int, due_ms: int) -> Record:
+    """A copy of a waiting record at the end of the log. A message without room for the mark of a copy, stored
+    by an earlier version, has none: a master that begins with both delivers both."""
+    properties = message.properties
+    if PROPERTY_RECALLED not in properties:
+        marked = properties | {PROPERTY_TIMER_REPLACES: str(offset)}
+        record = record_of(message, TIMER_TOPIC, 0, marked, due_ms)
+        if len(record.properties.encode()) <= PROPERTIES_MAX:
+            return record
+    return record_of(message, TIMER_TOPIC, 0, properties, due_ms)
 
 
 def _note(group: _Group, message: StoredMessage) -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import pytest
 
+from rmq.broker.delay.timer_records import COPY_ROOM
 from rmq.broker.wakeups import Wakeups
 from rmq.message import SCHEDULE_TOPIC, TIMER_TOPIC
 from rmq.protocol import json
 from rmq.protocol.codes import FLAG_RESPONSE, RECALL_MESSAGE, RequestCode, ResponseCode
 from rmq.protocol.command import ROCKETMQ, Command
 from rmq.protocol.headers import ConsumerSendMsgBackRequestHeader, RecallHandle, RecallMessageRequestHeader
+from rmq.protocol.record import PROPERTIES_MAX
 from rmq.store.config import FlushDiskType
 
 from ..rig import START, Rig, batch, pull, send
@@ -55,6 +57,16 @@ def test_a_waiting_consumer_gets_it_at_its_time(rig: Rig) -> None:
     assert rig.ask(pull(offset=1, sys_flag=6)) == []
     step_to(rig, START + 5000)
     assert [answer.code for answer in rig.wire.take()] == [0]
+
+
+def test_a_message_without_room_for_the_mark_of_a_copy_is_refused(rig: Rig) -> None:
+    room = PROPERTIES_MAX - COPY_ROOM
+    answer = rig.one(send(properties=f"pad\x01{'x' * (room - 20)}\x02TIMER_DELIVER_MS\x01{START + 5000}"))
+    assert (answer.code, f"limit of a message with a delivery time {room}B" in str(answer.remark)) == (
+        ResponseCode.MESSAGE_ILLEGAL,
+        True,
+    )
+    assert len(rig.broker.timers) == 0
 
 
 def test_a_time_that_has_passed_is_now(rig: Rig) -> None:

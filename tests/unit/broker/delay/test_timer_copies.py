@@ -8,7 +8,7 @@ import pytest
 
 from rmq.broker.delay.timers import Timers
 from rmq.protocol.headers import RecallHandle
-from rmq.protocol.record import Record
+from rmq.protocol.record import PROPERTIES_MAX, Record
 from tests.unit.broker.delay.bench import DAY, HOST, HOUR, START, Bench, send_delayed
 
 
@@ -140,3 +140,33 @@ def test_the_owner_is_that_of_the_topic_that_a_handle_names(bench: Bench) -> Non
     handle = send_for(bench, b"mine", "alice")
     assert bench.timers.owner(RecallHandle("Other", "broker-a", handle.deliver_ms, "mine")) is None
     assert bench.timers.owner(RecallHandle("Real", "broker-a", handle.deliver_ms + 1, "mine")) is None
+
+
+def send_full(bench: Bench, body: bytes, properties: dict[str, str], due_ms: int) -> None:
+    """Store a message that waits, whose properties have no byte of room: from a broker that allowed that."""
+    record = Record("Real", 3, body, born_timestamp=bench.now)
+    bench.timers.take(record, properties | {"UNIQ_KEY": body.decode()}, due_ms)
+    room = PROPERTIES_MAX - len(record.properties.encode()) - len("pad\x01\x02")
+    record.properties += "\x02pad\x01" + "x" * (room - 1) + "\x02"
+    bench.store.put(record)
+    bench.commit()
+
+
+def test_a_message_without_room_for_the_mark_of_a_copy_is_copied_without_it(bench: Bench) -> None:
+    send_full(bench, b"full", {}, START + 30 * DAY)
+    bench.send(b"far", START + 30 * DAY)
+    bench.at(START + 2 * DAY)
+    assert sorted(bench.timers._waiting) == [2, 3], "a message that is not copied is deleted with its file"
+    bench.at(START + 30 * DAY)
+    assert bench.delivered() == [b"full", b"far"]
+
+
+def test_a_delay_without_room_for_a_correction_stays_and_holds_up_no_other(bench: Bench) -> None:
+    bench.at(START + 10 * HOUR)
+    send_full(bench, b"full", {"TIMER_DELAY_SEC": "60"}, START + 10 * HOUR + 60_000)
+    send_delayed(bench, b"delayed", 60)
+    bench.at(START)
+    bench.at(START + 60_000)
+    assert bench.delivered() == [b"delayed"]
+    bench.at(START + 11 * HOUR)
+    assert bench.delivered() == [b"delayed", b"full"]
