@@ -436,7 +436,7 @@ class Clients:
         member = members.pop(connection)
         if kind == "consumer":
             self.conflicts.left(group, member)
-        else:
+        elif is_cut or not self._is_producer(connection, member.client_id):
             self._ids.leave(member.client_id, connection, member.heard_ms)
         if kind == "consumer" and members:
             self.notices.changed(group)
@@ -449,6 +449,13 @@ class Clients:
         elif not members:
             del self._producers[group]
         return True
+
+    def _is_producer(self, connection: MemberConnection, client_id: str) -> bool:
+        """True if a producer group has a connection's client of this id."""
+        return any(
+            kind == "producer" and self._producers[group][connection].client_id == client_id
+            for kind, group in self._of_connection.get(connection, ())
+        )
 
     # --- requests ---
 

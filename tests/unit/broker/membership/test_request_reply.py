@@ -9,7 +9,7 @@ from rmq.broker.wakeups import Wakeups
 from rmq.protocol.bodies import HeartbeatData, ProducerData
 from rmq.protocol.codes import RequestCode, ResponseCode
 from rmq.protocol.command import Command
-from rmq.protocol.headers import ReplyMessageRequestHeader
+from rmq.protocol.headers import ReplyMessageRequestHeader, UnregisterClientRequestHeader
 from rmq.protocol.properties import decode_properties
 
 from ..rig import ADDRESS, START, Rig, Wire, send
@@ -140,3 +140,18 @@ def test_the_connection_of_the_latest_heartbeat_counts(rig: Rig) -> None:
     online(rig, again)
     rig.ask(reply())
     assert [command.code for command in again.take()] == [326]
+
+
+def test_an_asker_that_closes_one_of_its_producers_gets_answers_by_the_others(
+    rig: Rig, requester: Wire
+) -> None:
+    body = HeartbeatData("asker@1", [ProducerData("askers"), ProducerData("others")]).to_json()
+    assert rig.one(Command.request(RequestCode.HEART_BEAT, None, body), wire=requester).code == 0
+    leaves = UnregisterClientRequestHeader("asker@1", "others", None)
+    assert rig.one(Command.request(RequestCode.UNREGISTER_CLIENT, leaves), wire=requester).code == 0
+    assert rig.ask(reply()) == []
+    (pushed,) = requester.take()
+    assert pushed.body == b"17"
+    leaves = UnregisterClientRequestHeader("asker@1", "askers", None)
+    assert rig.one(Command.request(RequestCode.UNREGISTER_CLIENT, leaves), wire=requester).code == 0
+    assert "channel of <asker@1> not found" in str(rig.one(reply()).remark)
