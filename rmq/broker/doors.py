@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar
 
@@ -177,11 +178,15 @@ class DoorPeer(DoorClient):
     def produce(self, group: str, client_id: str, on_check: OnCheck = lambda transaction: None) -> None:
         """Same as `rmq.doors.DoorHost.produce`."""
         self._be_client(client_id)
+        before = self._producing.get(group)
         self._producing[group] = on_check
         try:
             self._heartbeat(client_id, [], [group])
         except BaseException:
-            del self._producing[group]
+            if before is None:
+                del self._producing[group]
+            else:
+                self._producing[group] = before
             raise
 
     def stop_producing(self, group: str) -> None:
@@ -304,7 +309,7 @@ class DoorPeer(DoorClient):
         if seconds > 0 and (wait := self._quota_wait()):
             return self._take_later(request, on_taken, seconds, wait)
         if not broker.deliveries.polls.is_silent and (messages := self.take(request)):
-            return self.defer(0.0, lambda: self._call(on_taken, messages))
+            return self._give_soon(request, messages, on_taken)
 
         def taken(found: Sequence[Handed] | ResponseError) -> None:
             if not isinstance(found, ResponseError):
@@ -317,6 +322,38 @@ class DoorPeer(DoorClient):
         held = HeldTake(self, request, broker.clock() + seconds, taken, holders)
         broker.deliveries.hold(held)
         return lambda: broker.deliveries.polls.drop(held)
+
+    def _give_soon(
+        self, request: TakeRequest, messages: Sequence[TakenMessage], on_taken: OnTaken
+    ) -> Callable[[], None]:
+        """Give taken messages in the next round; return a function that gives them back, if it is called
+        earlier. Raises ResponseError, with the messages given back, when too many calls wait."""
+        is_waiting = True
+
+        def give() -> None:
+            nonlocal is_waiting
+            is_waiting = False
+            self._call(on_taken, messages)
+
+        def give_back() -> None:
+            handles = [one.handle for one in messages]
+            with suppress(ResponseError):  # they come again when their leases end
+                self.nack(request.consumer_group, request.topic, handles, 0, counts=False)
+
+        try:
+            prevent = self.defer(0.0, give)
+        except ResponseError:
+            give_back()
+            raise
+
+        def end() -> None:
+            nonlocal is_waiting
+            if is_waiting:
+                is_waiting = False
+                prevent()
+                give_back()
+
+        return end
 
     def _take_later(
         self, request: TakeRequest, on_taken: OnTaken, seconds: float, wait: float

@@ -126,3 +126,62 @@ def test_clients_that_share_connections_have_a_share_of_all(
         peer.closed()
     made[0][0].closed()
     assert DoorPeer(rig.broker, "test", Stream("10.0.0.2:99")).another_client()
+
+
+def test_a_wait_that_is_ended_before_its_messages_are_given_gives_them_back(rig: Rig) -> None:
+    rig.ask(send(TOPIC, b"0"))
+    peer = Peer(rig)
+    end = peer.hold_take(REQUEST, peer.found.append, 10)
+    end()
+    end()
+    step(rig)
+    assert peer.found == []
+    (taken,) = peer.take(REQUEST)
+    assert (taken.message.body, taken.attempt) == (b"0", 1)
+
+
+def test_the_end_of_a_wait_whose_messages_were_given_leaves_them(rig: Rig) -> None:
+    rig.ask(send(TOPIC, b"0"))
+    peer = Peer(rig)
+    end = peer.hold_take(REQUEST, peer.found.append, 10)
+    step(rig)
+    end()
+    assert len(peer.found) == 1
+    assert peer.take(REQUEST) == []
+
+
+def test_messages_for_which_no_call_can_wait_are_given_back(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig.ask(send(TOPIC, b"0"))
+    peer = Peer(rig)
+    refusal = ResponseError(2, "too many calls wait")
+
+    def defer(*given: object) -> None:
+        raise refusal
+
+    with monkeypatch.context() as patch:
+        patch.setattr(peer, "defer", defer)
+        with pytest.raises(ResponseError):
+            peer.hold_take(REQUEST, peer.found.append, 10)
+    (taken,) = peer.take(REQUEST)
+    assert (taken.message.body, taken.attempt) == (b"0", 1)
+
+
+def test_a_producer_whose_second_call_is_refused_is_still_asked(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    peer = Peer(rig)
+    peer.produce("producers", "client-1")
+    refusal = ResponseError(2, "too many members")
+
+    def heartbeat(*given: object) -> None:
+        raise refusal
+
+    monkeypatch.setattr(peer, "_heartbeat", heartbeat)
+    with pytest.raises(ResponseError):
+        peer.produce("producers", "client-1")
+    assert list(peer._producing) == ["producers"]
+    with pytest.raises(ResponseError):
+        peer.produce("others", "client-1")
+    assert list(peer._producing) == ["producers"]
