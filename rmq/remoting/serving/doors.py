@@ -110,6 +110,8 @@ class DoorConnection:
 
     def _on_readable(self) -> bool:
         """Read now, and pass the bytes on; False when the task must go on."""
+        if self.is_closed:  # and the task has not run since
+            return False
         now = self._now()
         if self._unsent > self._limits.pause_bytes or self._is_slow(now, PATIENCE_SECONDS):
             return False

@@ -108,6 +108,16 @@ async def test_nothing_is_taken_behind_the_bytes_with_which_a_door_closes(peer: 
     assert peer.taken == [b"first", b"last"]
 
 
+async def test_bytes_that_wait_are_not_taken_once_this_side_has_closed(peer: Peer) -> None:
+    with trio.fail_after(10):
+        async with trio.open_nursery() as nursery:
+            await nursery.start(peer.run, peer.taken.append)
+            await wait_all_tasks_blocked(0.01)
+            peer.far.send(b"late")
+            peer.connection.close()  # as at a drain, or for another peer's bytes; its task runs later
+    assert peer.taken == [b"first"]
+
+
 async def test_a_peer_that_does_not_read_is_not_read_from(peer: Peer) -> None:
     peer.far.setblocking(False)
 
