@@ -85,6 +85,8 @@ OWNER_LOOKS: Final = 200
 """Records that a recall looks through for the message that it names."""
 TAKEN_MAX: Final = 8_192
 """Records on their way into the store whose makers are remembered; a chunk of requests has at most 1,024."""
+BLOCK: Final = 64
+"""Queue offsets of a block of `_ByAge`."""
 STEP_BYTES: Final = 1 << 20
 """So much one step delivers or writes anew, and one message more."""
 
@@ -141,6 +143,36 @@ class _Places:
         self._shares.give(self._holders.pop(offset, NOBODY))
 
 
+class _ByAge:
+    """The queue offsets of `waiting`, oldest first, by blocks that count their messages. A block without one
+    is dropped, so that the messages behind one that waits for long take no memory once they are delivered."""
+
+    def __init__(self, waiting: Mapping[int, int]) -> None:
+        self._waiting = waiting
+        self._counts: dict[int, int] = {}  # by block, the lowest first
+
+    def __iter__(self) -> Iterator[int]:
+        for block in self._counts:
+            for offset in range(block * BLOCK, (block + 1) * BLOCK):
+                if offset in self._waiting:
+                    yield offset
+
+    def add(self, offset: int) -> None:
+        """A message waits, behind all others."""
+        self._counts[offset // BLOCK] = self._counts.get(offset // BLOCK, 0) + 1
+
+    def remove(self, offset: int) -> None:
+        """A message waits no longer."""
+        if left := self._counts[offset // BLOCK] - 1:
+            self._counts[offset // BLOCK] = left
+        else:
+            del self._counts[offset // BLOCK]
+
+    def clear(self) -> None:
+        """No message waits."""
+        self._counts.clear()
+
+
 class Timers:
     """The messages of `store` that wait for a time of their own; at most `limit` messages, of which each
     account or address has a share.
@@ -172,7 +204,7 @@ class Timers:
         self._part: tuple[int, int] = (-1, 0)  # a group that was begun before the start, and its next offset
         self._waiting: dict[int, int] = {}  # queue offset -> time
         self._places = _Places()
-        self._by_age: deque[int] = deque()  # queue offsets, oldest first; some no longer wait
+        self._by_age = _ByAge(self._waiting)
         self._read = 0  # units below this queue offset are known
         self._delivered_ms = 0
         self._stepped_ms = 0
@@ -275,7 +307,7 @@ class Timers:
 
     def _wait(self, offset: int, due_ms: int) -> None:
         self._waiting[offset] = due_ms
-        self._by_age.append(offset)
+        self._by_age.add(offset)
         offsets = self._at.get(due_ms)
         if offsets is None:
             offsets = self._at[due_ms] = []
@@ -429,41 +461,34 @@ class Timers:
         """Copy a part of the messages that have waited long; return whether more may be left."""
         keep_ms = self._store.config.file_reserved_time * 3_600_000 // 2
         rolled: list[int] = []
-        by_age, size, looks = self._by_age, 0, 0
+        size = 0
         failure: StoreError | None = None
-        while by_age and len(rolled) < STEP_MESSAGES and size < STEP_BYTES and looks < STEP_LOOKS:
-            offset = by_age[0]
-            looks += 1
-            due_ms = self._waiting.get(offset)
-            if due_ms is not None:
-                stored = self._store.message_time(TIMER_TOPIC, 0, offset)
-                if due_ms <= now_ms or now_ms - stored < keep_ms:
-                    looks = -1
-                    break
-                message = timer_message(self._store, offset)
-                try:
-                    if message is not None:
-                        record = _copy_of(message, offset, due_ms)
-                        self._put_record(record)
-                        self._places.copy(record, offset)
-                        size += record.size
-                except StoreError as error:  # what was put before is committed, or it would come twice
-                    failure = error
-                    break
-                rolled.append(offset)
-            by_age.popleft()
-        try:
-            if self._store.has_pending:
-                self._commit()
-        except BaseException:
-            by_age.extendleft(reversed(rolled))
-            raise
+        for offset in self._by_age:
+            due_ms = self._waiting[offset]
+            stored = self._store.message_time(TIMER_TOPIC, 0, offset)
+            if due_ms <= now_ms or now_ms - stored < keep_ms:
+                break
+            if len(rolled) >= STEP_MESSAGES or size >= STEP_BYTES:
+                break
+            message = timer_message(self._store, offset)
+            try:
+                if message is not None:
+                    record = _copy_of(message, offset, due_ms)
+                    self._put_record(record)
+                    self._places.copy(record, offset)
+                    size += record.size
+            except StoreError as error:  # what was put before is committed, or it would come twice
+                failure = error
+                break
+            rolled.append(offset)
+        if self._store.has_pending:
+            self._commit()
         for offset in rolled:
             self._left(offset)
         self.is_changed |= bool(rolled)
         if failure is not None:
             raise failure
-        return bool(rolled) or (bool(by_age) and looks > 0)
+        return bool(rolled)
 
     def _check_clock(self, now_ms: int) -> None:
         """Doubt the waiting messages when the wall clock was set back, now or just before the start."""
@@ -480,6 +505,7 @@ class Timers:
 
     def _left(self, offset: int) -> None:
         if self._waiting.pop(offset, None) is not None:
+            self._by_age.remove(offset)
             self._places.left(offset)
 
     # ---- progress ----
@@ -522,7 +548,7 @@ class Timers:
             self._copied, self.is_changed = dict(progress), True
 
     def _progress(self) -> dict[str, int]:
-        first = self._by_age[0] if self._by_age else self._read
+        first = next(iter(self._by_age), self._read)
         progress = {"first": first, "read": self._read, "deliveredMs": self._delivered_ms}
         due = [group.due_ms for group in self._groups] + self._due[:1]
         if due:  # some of it may have come too late for `deliveredMs`

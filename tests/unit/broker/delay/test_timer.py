@@ -359,3 +359,14 @@ def test_a_failed_write_of_a_correction_is_tried_again(bench: Bench) -> None:
     assert sorted(bench.delivered()) == [b"m%03d" % number for number in range(250)]
     bench.at(START + 11 * HOUR)
     assert len(bench.delivered()) == 250
+
+
+def test_delivered_messages_behind_one_that_waits_long_take_no_memory(bench: Bench) -> None:
+    bench.send(b"far", START + 30 * DAY)
+    for number in range(300):
+        bench.send(b"n%d" % number, bench.now + 1)
+        bench.at(bench.now + 1)
+    assert len(bench.delivered()) == 300
+    assert len(bench.timers._by_age._counts) == 1, "nothing is kept of those that were delivered"
+    bench.at(START + 2 * DAY)
+    assert list(bench.timers._by_age) == [301], "the one that waits is still copied in time"
