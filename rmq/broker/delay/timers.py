@@ -365,7 +365,7 @@ class Timers:
         while self._due and self._due[0] <= now_ms:
             due_ms = heappop(self._due)
             group, offsets = self._recalls_of.get(due_ms), self._at.pop(due_ms)
-            if group is None:
+            if group is None or group in self._groups:  # those came when others of this time were delivered
                 group = _Group(due_ms, offsets)
             if due_ms == self._part[0]:
                 group.sent, group.looked = bisect_left(group.offsets, self._part[1]), 0

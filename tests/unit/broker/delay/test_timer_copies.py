@@ -170,3 +170,15 @@ def test_a_delay_without_room_for_a_correction_stays_and_holds_up_no_other(bench
     assert bench.delivered() == [b"delayed"]
     bench.at(START + 11 * HOUR)
     assert bench.delivered() == [b"delayed", b"full"]
+
+
+def test_a_message_for_a_time_that_is_being_delivered_is_delivered_too(bench: Bench) -> None:
+    for number in range(150):
+        bench.send(b"m%d" % number, START + 1_000)
+    bench.now = START + 1_000
+    assert bench.timers.step(bench.now) == bench.now, "a part is left"
+    bench.timers._recalls_at(START + 1_000)  # as for a copy whose producer recalls it by this time
+    bench.send(b"late", START + 1_000)  # taken before, and written in this round of the loop
+    bench.at(bench.now)
+    assert bench.delivered() == [*(b"m%d" % number for number in range(150)), b"late"]
+    assert len(bench.timers) == 0
