@@ -28,15 +28,18 @@ class CheckBack:
     def ask(self, group: str, account: str, topic: str, request: Command) -> bool:
         """Send a check-back, which holds the message, to a live producer of the group that may act for the
         account and send to the topic; return whether such a producer exists."""
-        hooks = self._hooks()
-        members = [
-            member
-            for member in self._clients.producers(group)
-            if not member.connection.is_closed
-            and hooks.may_act_for(member.connection, account)
-            and hooks.may_publish(member.connection, topic)
-        ]
+        hooks, members = self._hooks(), self._clients.producers(group)
         if not members:
             return False
-        self._chance.choice(members).connection.notify(request)
-        return True
+        # Not a choice among those that may: a group may have very many members, and most of them may.
+        first = self._chance.randrange(len(members))
+        for at in range(first, first + len(members)):
+            connection = members[at % len(members)].connection
+            if (
+                not connection.is_closed
+                and hooks.may_act_for(connection, account)
+                and hooks.may_publish(connection, topic)
+            ):
+                connection.notify(request)
+                return True
+        return False
