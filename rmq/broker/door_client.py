@@ -42,7 +42,7 @@ from rmq.protocol.headers import (
     GetConsumerRunningInfoRequestHeader,
     NotifyConsumerIdsChangedRequestHeader,
 )
-from rmq.protocol.record import decode_records
+from rmq.protocol.record import decode_readable, decode_records
 from rmq.shares import DOOR_CLIENT_BYTES
 
 if TYPE_CHECKING:
@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from rmq.broker.broker import Broker
     from rmq.broker.config import BrokerConfig
     from rmq.doors import OnCheck, OnCommitted, OnQuestion
+    from rmq.message import StoredMessage
     from rmq.shares import Holders
 else:
     from rmq.lazy_attrs import frozen
@@ -324,11 +325,16 @@ class DoorClient:
     def _checked(self, command: Command) -> None:
         """Give a half message without a known end to its producer."""
         header = command.read(CheckTransactionStateRequestHeader)
-        for message in decode_records(command.body):
+        for message in decode_readable(command.body, self._cannot_check):
             on_check = self._producing.get(message.properties.get(PROPERTY_PRODUCER_GROUP, ""))
             if on_check is not None:
                 name = transaction_at(header.offset_msg_id or "", header.tran_state_table_offset)
                 self._soon(partial(self._call, on_check, OpenTransaction(message, name)))
+
+    def _cannot_check(self, message: StoredMessage | None, error: RmqError) -> None:
+        log.error(
+            "%s of door %s cannot be asked for the end of a message: %s", self.peer_address, self._door, error
+        )
 
     def _ask(self, code: int, header: object, on_done: OnCommitted | None) -> None:
         """Pass a request of the peer to the broker; `on_done` gets the error of its answer."""

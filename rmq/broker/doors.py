@@ -59,7 +59,7 @@ from rmq.protocol.headers import (
     RecallMessageRequestHeader,
     UpdateConsumerOffsetRequestHeader,
 )
-from rmq.protocol.record import decode_records
+from rmq.protocol.record import decode_readable
 
 if TYPE_CHECKING:
     from rmq.broker.consume.long_polling import Found
@@ -239,7 +239,7 @@ class DoorPeer(DoorClient):
         if code == MOVED:
             code = reader.correct(request, result)
             self._broker.commit_soon()  # the event of it
-        messages = decode_records(b"".join(result.buffers)) if code == SUCCESS else []
+        messages = readable(b"".join(result.buffers)) if code == SUCCESS else []
         if messages:
             reader.handed_out(request, result.count, result.size, self)
         return ReadResult(messages, result.next_queue_offset, result.min_offset, result.max_offset)
@@ -411,7 +411,7 @@ class DoorPeer(DoorClient):
         offset = max(offset, broker.offsets.get(group, topic, queue_id))
         reach = broker.role.high_watermark()
         result = broker.store.get(topic, queue_id, offset, most, BROWSE_BYTES, reach=reach)
-        messages = decode_records(b"".join(result.buffers))
+        messages = readable(b"".join(result.buffers))
         queue = broker.deliveries.queue_of(group, topic, queue_id)
         if queue is not None:
             messages = [one for one in messages if one.queue_offset not in queue.finished]
@@ -574,13 +574,26 @@ def _end_of(group: str, transaction_id: str, message_id: str, decision: int) -> 
         raise for_code(ResponseCode.MESSAGE_ILLEGAL, remark) from None
 
 
+def readable(records: bytes | memoryview) -> list[StoredMessage]:
+    """The messages in records, without those that cannot be read, which the log names."""
+    return decode_readable(records, _log_unreadable)
+
+
+def _log_unreadable(message: StoredMessage | None, error: RmqError) -> None:
+    place = (
+        "" if message is None else f"{message.topic} queue {message.queue_id}, offset {message.queue_offset}"
+    )
+    log.error("a message is given to no client of a door: %s: %s", place, error)
+
+
 def taken_messages(found: Sequence[Handed], broker_name: str) -> list[TakenMessage]:
-    """The messages that were taken, each with its handle."""
+    """The messages that were taken, each with its handle. A message that cannot be read is left out: it comes
+    again when its lease ends, and is a dead letter after its last attempt."""
     messages = []
     for one in found:
         attempt = one.attempt
         for buffer in one.buffers:
-            for message in decode_records(memoryview(buffer)):
+            for message in readable(memoryview(buffer)):
                 handle = handle_text(
                     one.start,
                     one.taken_ms,

@@ -15,7 +15,7 @@ from __future__ import annotations
 import importlib
 import ipaddress
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 from struct import Struct, calcsize
 from struct import error as struct_error
@@ -23,7 +23,7 @@ from typing import Any, Final
 
 from attrs import define
 
-from rmq.errors import CorruptRecord, LocalProtocolError, RemoteProtocolError
+from rmq.errors import CorruptRecord, LocalProtocolError, RemoteProtocolError, RmqError
 from rmq.message import (
     PROPERTY_TAGS,
     StoredMessage,
@@ -429,6 +429,29 @@ def decode_records(buffer: bytes | memoryview, *, decompressed: bool = True) -> 
     while at < end:
         message = decode_record(buffer, at, decompressed=decompressed)
         messages.append(message)
+        at += message.size
+    return messages
+
+
+def decode_readable(
+    buffer: bytes | memoryview, on_damage: Callable[[StoredMessage | None, RmqError], None]
+) -> list[StoredMessage]:
+    """The messages of a pull's answer, all in memory, without those that cannot be read: a damaged body, or
+    one that cannot be decompressed, which any producer may send. `on_damage` is called for each of them, with
+    the message as sent; with None when the rest of the buffer is no record."""
+    messages = []
+    at, end = 0, len(buffer)
+    while at < end:
+        try:
+            message = decode_record(buffer, at)
+            messages.append(message)
+        except (CorruptRecord, RemoteProtocolError, LocalProtocolError) as error:
+            try:
+                message = decode_record(buffer, at, check_crc=False, decompressed=False)
+            except CorruptRecord:
+                on_damage(None, error)
+                break
+            on_damage(message, error)
         at += message.size
     return messages
 

@@ -7,6 +7,7 @@ the first request.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -37,7 +38,7 @@ from rmq.protocol.pop import (
     parse_start_offsets,
     real_topic,
 )
-from rmq.protocol.record import decode_records
+from rmq.protocol.record import decode_readable
 
 if TYPE_CHECKING:
     from attrs import frozen
@@ -46,6 +47,8 @@ if TYPE_CHECKING:
     from rmq.doors import TakeRequest
 else:
     from rmq.lazy_attrs import frozen
+
+log = logging.getLogger("rmq.proxy")
 
 
 @frozen
@@ -254,11 +257,12 @@ POP_SPAN: Final = 100_000
 
 
 def _messages_of(response: Command, broker: str, topic: str) -> list[TakenMessage]:
-    """The messages of a pop's answer. Raises CorruptRecord, RemoteProtocolError."""
+    """The messages of a pop's answer, without those that cannot be read: they come again when their leases
+    end. Raises RemoteProtocolError."""
     fields = response.read(PopMessageResponseHeader)
     starts = parse_start_offsets(fields.start_offset_info)
     taken = []
-    for message in decode_records(response.body):
+    for message in decode_readable(response.body, _log_unreadable):
         queue_id, offset = message.queue_id, message.queue_offset
         handle = _named(message) or Handle(
             starts.get(queue_id, offset),
@@ -274,6 +278,13 @@ def _messages_of(response: Command, broker: str, topic: str) -> list[TakenMessag
         message.topic, message.broker_name = topic, broker
         taken.append(TakenMessage(message, str(handle), message.reconsume_times + 1))
     return taken
+
+
+def _log_unreadable(message: StoredMessage | None, error: RmqError) -> None:
+    place = (
+        "" if message is None else f"{message.topic} queue {message.queue_id}, offset {message.queue_offset}"
+    )
+    log.error("a message is given to no client: %s: %s", place, error)
 
 
 def _named(message: StoredMessage) -> Handle | None:

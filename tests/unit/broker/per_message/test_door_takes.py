@@ -6,10 +6,11 @@ import pytest
 
 from rmq.broker import door_client
 from rmq.broker.doors import DoorPeer
-from rmq.doors import TakeRequest
+from rmq.doors import OpenTransaction, ReadRequest, TakeRequest
 from rmq.errors import AccessDenied, ResponseError
 from rmq.message import dlq_topic
 from rmq.plugin import Hooks
+from rmq.protocol.codes import SYS_COMPRESSED, SYS_PREPARED
 from tests.unit.broker.per_message.peers import Peer, Stream
 from tests.unit.broker.rig import Rig, send
 from tests.unit.broker.taking import GROUP, TOPIC, step
@@ -185,3 +186,54 @@ def test_a_producer_whose_second_call_is_refused_is_still_asked(
     with pytest.raises(ResponseError):
         peer.produce("others", "client-1")
     assert list(peer._producing) == ["producers"]
+
+
+def test_a_message_that_cannot_be_decompressed_costs_no_other_message(
+    rig: Rig, caplog: pytest.LogCaptureFixture
+) -> None:
+    rig.ask(send(TOPIC, b"0"), send(TOPIC, b"no zlib", sys_flag=SYS_COMPRESSED), send(TOPIC, b"2"))
+    peer = Peer(rig)
+    assert [one.message.body for one in peer.take(REQUEST)] == [b"0", b"2"]
+    assert f"{TOPIC} queue 0, offset 1: the ZLIB body cannot be read" in caplog.text
+
+
+def test_its_sender_and_other_consumers_are_served_though_a_take_waits(rig: Rig) -> None:
+    peer, later = Peer(rig), Peer(rig)
+    peer.hold_take(REQUEST, peer.found.append, 10)
+    rig.topic("Zeta", 1)
+    later.hold_take(TakeRequest(GROUP, "Zeta", from_first=True), later.found.append, 10)
+    answers = rig.ask(send(TOPIC, b"no zlib", sys_flag=SYS_COMPRESSED), send(TOPIC, b"1"), send("Zeta", b"z"))
+    assert [answer.code for answer in answers] == [0, 0, 0]
+    assert [one.message.body for one in peer.found[0]] == [b"1"]  # type: ignore[union-attr]
+    assert [one.message.body for one in later.found[0]] == [b"z"]  # type: ignore[union-attr]
+
+
+def test_a_message_that_cannot_be_decompressed_is_a_dead_letter_in_the_end(rig: Rig) -> None:
+    rig.ask(send(TOPIC, b"no zlib", sys_flag=SYS_COMPRESSED))
+    peer = Peer(rig)
+    for _ in range(17):
+        assert peer.take(REQUEST) == []
+        step(rig, 61)
+    assert rig.store.max_offset(dlq_topic(GROUP), 0) == 1
+
+
+def test_a_read_goes_on_behind_a_message_that_cannot_be_decompressed(rig: Rig) -> None:
+    rig.ask(send(TOPIC, b"0"), send(TOPIC, b"no zlib", sys_flag=SYS_COMPRESSED), send(TOPIC, b"2"))
+    found = Peer(rig).read(ReadRequest("readers", TOPIC, 0, 0))
+    assert ([one.body for one in found.messages], found.next_offset) == ([b"0", b"2"], 3)
+
+
+def test_a_half_message_that_cannot_be_decompressed_ends_no_check_of_others(rig: Rig) -> None:
+    peer = Peer(rig)
+    asked: list[OpenTransaction] = []
+    peer.produce(TOPIC, "client-1", asked.append)
+    half = f"TRAN_MSG\x01true\x02PGROUP\x01{TOPIC}\x02UNIQ_KEY\x01"
+    rig.ask(
+        send(TOPIC, b"no zlib", sys_flag=SYS_COMPRESSED | SYS_PREPARED, properties=half + "A"),
+        send(TOPIC, b"half", sys_flag=SYS_PREPARED, properties=half + "B"),
+    )
+    rig.now_ms += 600_000
+    while rig.broker.steps.transactions() <= rig.now_ms:
+        pass
+    step(rig)
+    assert [one.message.body for one in asked] == [b"half"]
