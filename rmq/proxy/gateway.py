@@ -40,7 +40,7 @@ from rmq.protocol.headers import (
     RecallMessageRequestHeader,
     RecallMessageResponseHeader,
 )
-from rmq.proxy.members import SENDER, transaction_name
+from rmq.proxy.members import SENDER, subscriptions_of, transaction_name
 from rmq.proxy.takes import renewing_route
 
 if TYPE_CHECKING:
@@ -134,7 +134,9 @@ class ClusterGateway:
         self._check(JOIN, group)
 
         async def work() -> None:
-            settings = await self._cluster.topics.settings(group)
+            member = self._groups.get(group)
+            topics = () if member is None else member.topics_of(self)
+            settings = await self._cluster.topics.settings(group, topics)
             if not self._host.is_closed:
                 on_settings(settings)
 
@@ -147,13 +149,15 @@ class ClusterGateway:
         self._check(JOIN, group)
         for topic in subscriptions:
             self._check(SUBSCRIBE, topic)
-        if len(subscriptions) > TOPICS_OF_A_CLIENT or len(self._groups) >= GROUPS_OF_A_CLIENT:
+        is_full = group not in self._groups and len(self._groups) >= GROUPS_OF_A_CLIENT
+        if len(subscriptions) > TOPICS_OF_A_CLIENT or is_full:
             remark = f"a client has at most {GROUPS_OF_A_CLIENT} groups of {TOPICS_OF_A_CLIENT} topics"
             raise for_code(ResponseCode.SYSTEM_BUSY, remark)
+        wanted = subscriptions_of(subscriptions, self._cluster.session.now_ms())
         self._cluster.announce(subscriptions)
         self.client_id = client_id
         member = self._cluster.group(group)
-        member.add(self, subscriptions, on_question)
+        member.add(self, wanted, on_question)
         self._groups[group] = member
 
     # ---- sending ----
@@ -161,7 +165,7 @@ class ClusterGateway:
     def produce(self, topic: str, client_id: str, on_check: OnCheck) -> None:
         """Same as `rmq.gateway.Gateway.produce`."""
         self._check(PUBLISH, topic)
-        if len(self._producing) >= TOPICS_OF_A_CLIENT:
+        if topic not in self._producing and len(self._producing) >= TOPICS_OF_A_CLIENT:
             remark = f"a client sends to {TOPICS_OF_A_CLIENT} topics at most"
             raise for_code(ResponseCode.SYSTEM_BUSY, remark)
         self._cluster.announce((topic,))

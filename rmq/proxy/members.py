@@ -6,7 +6,7 @@ which its clients send transactions. Questions of brokers and administrators go 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Final, Protocol
 
 from attrs import define
@@ -15,7 +15,7 @@ from rmq.client.consume.subscription import subscription
 from rmq.client.session.endpoint import ClientEndpoint
 from rmq.client.session.health import ConsumerHealth
 from rmq.doors import OpenTransaction, Question
-from rmq.errors import ConfigError, ResponseError, RmqError
+from rmq.errors import ConfigError, InvalidName, ResponseError, RmqError
 from rmq.message import MessageQueue, StoredMessage
 from rmq.protocol.bodies import (
     ConsumeMessageDirectlyResult,
@@ -72,15 +72,20 @@ class ProxiedGroup:
         """True if no client is a member any more."""
         return not self._uses
 
-    def add(self, owner: Owner, wanted: Mapping[str, str], on_question: OnQuestion) -> None:
+    def add(
+        self, owner: Owner, subscriptions: Mapping[str, SubscriptionData], on_question: OnQuestion
+    ) -> None:
         """Add a client as a member, with these subscriptions."""
-        now_ms = self._session.now_ms()
-        subscriptions = {topic: _subscription(topic, text, now_ms) for topic, text in wanted.items()}
         self._uses[owner] = _Use(subscriptions, on_question)
 
     def remove(self, owner: Owner) -> None:
         """Remove a client from the members."""
         self._uses.pop(owner, None)
+
+    def topics_of(self, owner: Owner) -> Collection[str]:
+        """The topics to which a client subscribes."""
+        use = self._uses.get(owner)
+        return () if use is None else use.subscriptions.keys()
 
     def describe(self) -> ConsumerData:
         """Content for the heartbeat."""
@@ -183,10 +188,12 @@ def _refusal(request: Command, error: object) -> Command:
     return request.reply(code, text)
 
 
-def _subscription(topic: str, text: str, now_ms: int) -> SubscriptionData:
+def subscriptions_of(wanted: Mapping[str, str], now_ms: int) -> dict[str, SubscriptionData]:
+    """The subscriptions of a client, by topic. Raises ResponseError for a topic or an expression that is
+    none."""
     try:
-        return subscription(topic, text, now_ms)
-    except ConfigError as error:
+        return {topic: subscription(topic, text, now_ms) for topic, text in wanted.items()}
+    except (ConfigError, InvalidName) as error:
         raise ResponseError(ResponseCode.SUBSCRIPTION_PARSE_FAILED, str(error)) from None
 
 

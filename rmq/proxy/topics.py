@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 from attrs import define, field
@@ -16,6 +17,7 @@ from rmq.errors import (
     NoRoute,
     RemoteProtocolError,
     ResponseError,
+    RmqError,
     Unreachable,
     for_code,
 )
@@ -33,6 +35,8 @@ T = TypeVar("T")
 
 KNOWN_MAX: Final = 50_000
 """Topics or groups in memory; above it all are forgotten."""
+SILENT_SECONDS: Final = 30.0
+"""Seconds for which a broker that did not answer is asked after the others."""
 MESSAGE_TYPE: Final = "message.type"
 FAILURES: Final = (*NETWORK_ERRORS, NoRoute, RemoteProtocolError, ResponseError)
 
@@ -44,15 +48,17 @@ class Memory(Generic[T]):
     seconds: float
     _values: dict[str, tuple[T, float]] = field(factory=dict)
 
-    async def get(self, name: str, now: float, ask: Callable[[], Awaitable[T]]) -> T:
-        """A value from memory, or else by `ask`, whose errors it raises."""
+    async def get(self, name: str, now: float, ask: Callable[[], Awaitable[tuple[T, bool]]]) -> T:
+        """A value from memory, or else by `ask`, whose errors it raises; `ask` also returns whether a broker
+        has answered: a value that is only assumed is not kept."""
         value, until = self._values.get(name, (None, -math.inf))
         if until > now:
             return value  # type: ignore[return-value]
-        fresh = await ask()
-        if len(self._values) >= KNOWN_MAX:
-            self._values.clear()
-        self._values[name] = fresh, now + self.seconds
+        fresh, is_known = await ask()
+        if is_known:
+            if len(self._values) >= KNOWN_MAX:
+                self._values.clear()
+            self._values[name] = fresh, now + self.seconds
         return fresh
 
 
@@ -63,6 +69,7 @@ class Topics:
         self._session = session
         self._types = Memory[str](seconds)
         self._groups = Memory[DeliverySettings](seconds)
+        self._silent_at: dict[str, float] = {}  # brokers that did not answer, and when
 
     async def parts(self, name: str) -> list[TopicAtBroker]:
         """The parts of a topic at the masters in the route. Raises ResponseError: TOPIC_NOT_EXIST, or
@@ -88,35 +95,50 @@ class Topics:
             for one in brokers
         ]
 
-    async def _type(self, name: str, brokers: list[str]) -> str:
+    async def _type(self, name: str, brokers: list[str]) -> tuple[str, bool]:
         """The type of a topic's messages; empty when the brokers do not report it: RocketMQ 4.x does not."""
-        for broker in brokers:
+        has_answer = False
+        for broker in self._in_turn(brokers):
             header = GetTopicConfigRequestHeader(name)
-            body = await self._ask(broker, Command.request(codes.GET_TOPIC_CONFIG, header))
-            if body is None:
+            response = await self._ask(broker, Command.request(codes.GET_TOPIC_CONFIG, header))
+            has_answer |= response is not None
+            if response is None or response.code != ResponseCode.SUCCESS:
                 continue
-            listed = json.loads(body)
+            listed = json.loads(response.body)
             attributes = listed.get("attributes") if isinstance(listed, dict) else None
             if isinstance(attributes, dict):
                 word = attributes.get(MESSAGE_TYPE, "")
-                return word if isinstance(word, str) else ""
-        return ""
+                return (word if isinstance(word, str) else ""), True
+        return "", has_answer
 
-    async def settings(self, group: str) -> DeliverySettings:
+    async def settings(self, group: str, topics: Iterable[str] = ()) -> DeliverySettings:
         """The settings of per-message delivery of a group, by the first broker that answers; RocketMQ's
-        defaults when none does."""
-        return await self._groups.get(group, self._session.now(), lambda: self._settings(group))
+        defaults when none does. The brokers are those of all topics; while none is known, those of
+        `topics`."""
+        return await self._groups.get(group, self._session.now(), lambda: self._settings(group, topics))
 
-    async def _settings(self, group: str) -> DeliverySettings:
+    async def _settings(self, group: str, topics: Iterable[str]) -> tuple[DeliverySettings, bool]:
+        for topic in topics:
+            if self._session.routes.masters():
+                break
+            with suppress(RmqError):
+                await self.parts(topic)
+        has_answer = False
         header = GetSubscriptionGroupConfigRequestHeader(group)
-        for broker, _ in sorted(self._session.routes.masters()):
-            body = await self._ask(broker, Command.request(codes.GET_SUBSCRIPTIONGROUP_CONFIG, header))
-            if body is not None:
-                return settings_of(SubscriptionGroupConfig.from_json(body))
-        return settings_of(SubscriptionGroupConfig(group))
+        for broker in self._in_turn(name for name, _ in self._session.routes.masters()):
+            response = await self._ask(broker, Command.request(codes.GET_SUBSCRIPTIONGROUP_CONFIG, header))
+            has_answer |= response is not None
+            if response is not None and response.code == ResponseCode.SUCCESS:
+                return settings_of(SubscriptionGroupConfig.from_json(response.body)), True
+        return settings_of(SubscriptionGroupConfig(group)), has_answer
 
-    async def _ask(self, broker: str, request: Command) -> bytes | None:
-        """The body of a broker's answer; None when it does not answer, or refuses."""
+    def _in_turn(self, brokers: Iterable[str]) -> list[str]:
+        """Brokers in the order in which they are asked: those that were silent lately are the last."""
+        now, silent_at = self._session.now(), self._silent_at
+        return sorted(brokers, key=lambda one: (now - silent_at.get(one, -math.inf) < SILENT_SECONDS, one))
+
+    async def _ask(self, broker: str, request: Command) -> Command | None:
+        """A broker's response; None when it does not answer."""
         session = self._session
         address = session.routes.master(broker)
         if address is None:
@@ -124,8 +146,12 @@ class Topics:
         try:
             response = await session.pool.call(address, request, session.brokers.timeout)
         except FAILURES:
+            if len(self._silent_at) >= KNOWN_MAX:
+                self._silent_at.clear()
+            self._silent_at[broker] = session.now()
             return None
-        return response.body if response.code == ResponseCode.SUCCESS else None
+        self._silent_at.pop(broker, None)
+        return response
 
 
 def settings_of(config: SubscriptionGroupConfig) -> DeliverySettings:

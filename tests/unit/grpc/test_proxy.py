@@ -16,6 +16,7 @@ from trio.testing import MockClock
 from rmq.client import client as client_module
 from rmq.errors import ConfigError, ResponseError
 from rmq.message import dlq_topic
+from rmq.protocol.bodies import SubscriptionGroupConfig
 from rmq.proxy import __main__ as program
 from rmq.proxy import gateway, service
 from rmq.proxy.config import ProxyConfig, account_of_proxy
@@ -480,3 +481,68 @@ def test_a_handle_is_read_as_it_was_written() -> None:
     ):
         with pytest.raises(ResponseError):
             parse_handle(wrong)
+
+
+def servers(monkeypatch: pytest.MonkeyPatch) -> list[service.ProxyServer]:
+    """The servers of the proxies that start from now on."""
+    made: list[service.ProxyServer] = []
+
+    class Seen(service.ProxyServer):
+        def __init__(self, *given: Any) -> None:
+            super().__init__(*given)
+            made.append(self)
+
+    monkeypatch.setattr(service, "ProxyServer", Seen)
+    return made
+
+
+async def test_a_membership_that_is_refused_leaves_no_group(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = servers(monkeypatch)
+    async with cluster("a") as running, client(running) as one:
+        for number in range(3):
+            wanted = consumer(f"G{number}")
+            wanted["subscription"].subscriptions[0].expression.expression = "||"
+            _, settings = await telemetry(one, **wanted)
+            assert settings is None
+        await running.advance(1)
+        assert made[0].cluster is not None
+        assert list(made[0].cluster.session.members) == []
+
+
+async def test_a_member_at_the_limit_may_change_its_subscriptions(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gateway, "GROUPS_OF_A_CLIENT", 1)
+    monkeypatch.setattr(gateway, "TOPICS_OF_A_CLIENT", 1)
+    async with cluster("a") as running, client(running) as one:
+        for _ in range(2):
+            assert (await telemetry(one, **consumer()))[1] is not None
+        one.client_id = "other"
+        for _ in range(2):
+            assert (await telemetry(one, **producer("Orders")))[1] is not None
+
+
+async def test_the_first_client_of_a_proxy_has_the_settings_of_its_group(autojump_clock: MockClock) -> None:
+    async with cluster("a") as running, running.connect() as admin:
+        await admin.admin.put_group(SubscriptionGroupConfig("G", consume_message_orderly=True))
+        async with client(running) as one:
+            _, settings = await telemetry(one, **consumer())
+            assert settings.subscription.fifo
+
+
+async def test_settings_that_no_broker_told_are_asked_for_again(autojump_clock: MockClock) -> None:
+    async with (
+        cluster("a", proxy_cache_seconds=3600) as running,
+        client(running) as one,
+        running.connect() as admin,
+    ):
+        await admin.admin.put_group(SubscriptionGroupConfig("G", consume_message_orderly=True))
+        assert word(await one.one("QueryRoute", request("QueryRoute", topic="Orders"))) == "OK"
+        running.black_hole("a")
+        _, settings = await telemetry(one, **consumer())
+        assert not settings.subscription.fifo
+        await running.advance(60)
+        _, settings = await telemetry(one, **consumer())
+        assert settings.subscription.fifo
