@@ -85,10 +85,10 @@ class ProxiedCluster:
         try:
             await work()
         except RmqError as error:
-            fail(error)
+            _report(fail, error)
         except Exception as error:
             log.error("a call failed by a fault of the proxy: %s", error, exc_info=error)
-            fail(LocalProtocolError(f"the proxy failed: {type(error).__name__}: see its log"))
+            _report(fail, LocalProtocolError(f"the proxy failed: {type(error).__name__}: see its log"))
         finally:
             if holders is not None:
                 self.calls.give(holders)
@@ -189,3 +189,11 @@ class ProxiedCluster:
             single("proxy_groups", "gauge", "Consumer groups that clients are members of", members),
             single("proxy_producers", "gauge", "Topics that clients send transactions to", producers),
         ]
+
+
+def _report(fail: Fail, failure: RmqError) -> None:
+    """Report the failure of a call. An error of `fail` is logged: it ends no call of other clients."""
+    try:
+        fail(failure)
+    except Exception as error:
+        log.error("the failure of a call cannot be reported: %s", error, exc_info=error)

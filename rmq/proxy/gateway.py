@@ -7,6 +7,7 @@ messages are given back, because no client waits for them any more.
 
 from __future__ import annotations
 
+import logging
 import random
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -41,7 +42,7 @@ from rmq.protocol.headers import (
     RecallMessageResponseHeader,
 )
 from rmq.proxy.members import SENDER, subscriptions_of, transaction_name
-from rmq.proxy.takes import renewing_route
+from rmq.proxy.takes import UNREACHED, broker_of, renewing_route
 
 if TYPE_CHECKING:
     from rmq.client.session.results import SendResult
@@ -52,6 +53,8 @@ if TYPE_CHECKING:
     from rmq.proxy.cluster import ProxiedCluster
     from rmq.proxy.members import ProxiedGroup, ProxiedProducer
     from rmq.shares import Holders
+
+log = logging.getLogger("rmq.proxy")
 
 HANDLES_MAX: Final = 10_000
 """Messages of one client that are given back when the client ends; others are redelivered when their leases
@@ -290,7 +293,7 @@ class ClusterGateway:
                 self._keep(group, topic, found, request.invisible_ms)
                 on_taken(found)
             else:
-                await self._nack(group, topic, [one.handle for one in found], counts=False)
+                await self._give_back([(group, topic, one.handle) for one in found], counts=False)
 
         def fail(error: RmqError) -> None:
             if is_wanted:
@@ -338,11 +341,14 @@ class ClusterGateway:
 
         async def work() -> None:
             fresh = await self._cluster.takes.extend(group, topic, handle, invisible_ms)
+            if self._host.is_closed:
+                if invisible_ms:
+                    await self._give_back([(group, topic, fresh)])
+                return
             if invisible_ms:
                 ends_at = self._cluster.session.now() + invisible_ms / 1000
                 self._handles[fresh] = group, topic, ends_at
-            if not self._host.is_closed:
-                on_extended(fresh)
+            on_extended(fresh)
 
         self._start(work, on_extended)
 
@@ -351,14 +357,26 @@ class ClusterGateway:
         self._check(JOIN, group)
         for handle in handles:
             self._handles.pop(handle, None)
-        self._cluster.tidy(partial(self._nack, group, topic, handles, counts=False))
+        left = [(group, topic, handle) for handle in handles]
+        self._cluster.tidy(partial(self._give_back, left, counts=False))
 
-    async def _nack(self, group: str, topic: str, handles: Sequence[str], *, counts: bool) -> None:
-        for handle in handles:
+    async def _give_back(self, left: Sequence[tuple[str, str, str]], *, counts: bool | None = None) -> None:
+        """Give back messages, by their groups, topics and handles. `counts`: the attempts have failed; None:
+        they have, unless the proxy stops. The other messages of a broker that does not answer are
+        redelivered when their leases end."""
+        silent: set[str] = set()
+        for group, topic, handle in left:
+            broker = broker_of(handle)
+            if broker in silent:
+                continue
             try:
-                await self._cluster.takes.nack(group, topic, handle, counts=counts)
+                fails = not self._cluster.is_stopping if counts is None else counts
+                await self._cluster.takes.nack(group, topic, handle, counts=fails)
             except ResponseError:
                 continue
+            except UNREACHED as error:
+                log.info("messages at broker %s are not given back: %s", broker, error)
+                silent.add(broker)
 
     def dead_letter(self, group: str, topic: str, handles: Sequence[str], on_done: OnOutcomes) -> None:
         """Same as `rmq.gateway.Gateway.dead_letter`."""
@@ -386,12 +404,7 @@ class ClusterGateway:
         now, handles = self._cluster.session.now(), self._handles
         left = [(group, topic, handle) for handle, (group, topic, ends) in handles.items() if ends > now]
         for at in range(min(NACKS_AT_ONCE, len(left))):
-            self._cluster.tidy(partial(self._nack_some, left[at::NACKS_AT_ONCE]))
+            self._cluster.tidy(partial(self._give_back, left[at::NACKS_AT_ONCE]))
         self._groups.clear()
         self._producing.clear()
         handles.clear()
-
-    async def _nack_some(self, left: Sequence[tuple[str, str, str]]) -> None:
-        counts = not self._cluster.is_stopping
-        for group, topic, handle in left:
-            await self._nack(group, topic, [handle], counts=counts)

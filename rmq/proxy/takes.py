@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
+import anyio
 from attrs import evolve
 
 from rmq.client.reading.pops import Pops
@@ -49,6 +50,9 @@ else:
     from rmq.lazy_attrs import frozen
 
 log = logging.getLogger("rmq.proxy")
+
+UNREACHED: Final = (NoRoute, *NETWORK_ERRORS)
+"""Errors of a request that its broker has not answered."""
 
 
 @frozen
@@ -87,13 +91,19 @@ def parse_handle(text: str) -> Handle:
     return Handle(start, taken, invisible, revive, words[4], words[5], queue_id, offset, position)
 
 
+def broker_of(text: str) -> str:
+    """The broker in a handle; empty for any other text."""
+    words = text.split(" ", 6)
+    return words[5] if len(words) == 7 else ""
+
+
 @contextmanager
 def renewing_route(session: Session, topic: str) -> Iterator[None]:
     """Query the route of a topic soon when the block fails in a way that shows a broker that has stopped or
     is no master any more."""
     try:
         yield
-    except (NoRoute, *NETWORK_ERRORS):
+    except UNREACHED:
         session.refresh_soon(topic)
         raise
     except ResponseError as error:
@@ -153,7 +163,7 @@ class Takes:
 
     async def acknowledge(self, group: str, topic: str, handles: Sequence[str]) -> list[RmqError | None]:
         """Acknowledge messages: the outcome of each handle. Each broker gets one request, and if that fails a
-        request for each handle, as a second acknowledgement is a success. Never raises."""
+        request for each handle, as a second acknowledgement is a success. Raises nothing."""
         outcomes: list[RmqError | None] = [None] * len(handles)
         by_broker: dict[str, list[tuple[int, Handle]]] = {}
         for at, text in enumerate(handles):
@@ -163,12 +173,34 @@ class Takes:
                 outcomes[at] = error
             else:
                 by_broker.setdefault(handle.broker, []).append((at, handle))
-        for broker, some in by_broker.items():
-            if len(some) > 1 and await self._ack_batch(broker, group, topic, [one for _, one in some]):
-                continue
-            for at, handle in some:
-                outcomes[at] = await self._outcome(partial(self._ack, group, topic, handle))
+        if len(by_broker) == 1:
+            ((broker, some),) = by_broker.items()
+            await self._ack_at(broker, group, topic, some, outcomes)
+        elif by_broker:  # a broker that hangs holds up no acknowledgement at another
+            async with anyio.create_task_group() as tasks:
+                for broker, some in by_broker.items():
+                    tasks.start_soon(self._ack_at, broker, group, topic, some, outcomes)
         return outcomes
+
+    async def _ack_at(
+        self,
+        broker: str,
+        group: str,
+        topic: str,
+        some: Sequence[tuple[int, Handle]],
+        outcomes: list[RmqError | None],
+    ) -> None:
+        """Acknowledge messages of one broker. When it does not answer for one of them, it is not asked for
+        the others."""
+        if len(some) > 1 and await self._ack_batch(broker, group, topic, [one for _, one in some]):
+            return
+        silence: RmqError | None = None
+        for at, handle in some:
+            if silence is None:
+                outcomes[at] = await self._outcome(partial(self._ack, group, topic, handle))
+                silence = outcomes[at] if isinstance(outcomes[at], UNREACHED) else None
+            else:
+                outcomes[at] = silence
 
     async def _ack_batch(self, broker: str, group: str, topic: str, handles: Sequence[Handle]) -> bool:
         """Acknowledge by one request; return whether all handles succeeded."""
@@ -186,7 +218,7 @@ class Takes:
         body = BatchAckMessageRequestBody(broker, acks).to_json()
         try:
             await self._done(broker, topic, Command.request(codes.BATCH_ACK_MESSAGE, None, body))
-        except (ResponseError, NoRoute, RemoteProtocolError, *NETWORK_ERRORS):
+        except (ResponseError, RemoteProtocolError, *UNREACHED):
             return False
         return True
 

@@ -14,9 +14,10 @@ from rmq_grpc.statuses import Code
 from trio.testing import MockClock
 
 from rmq.client import client as client_module
-from rmq.errors import ConfigError, ResponseError
+from rmq.errors import ConfigError, RequestTimeout, ResponseError
 from rmq.message import dlq_topic
 from rmq.protocol.bodies import SubscriptionGroupConfig
+from rmq.protocol.command import Command
 from rmq.proxy import __main__ as program
 from rmq.proxy import gateway, service
 from rmq.proxy.config import ProxyConfig, account_of_proxy
@@ -546,3 +547,104 @@ async def test_settings_that_no_broker_told_are_asked_for_again(autojump_clock: 
         await running.advance(60)
         _, settings = await telemetry(one, **consumer())
         assert settings.subscription.fifo
+
+
+def hang(running: ProxiedCluster, broker: str) -> None:
+    """Let a broker answer the proxy nothing any more, also on new connections."""
+    assert isinstance(running.network, MemoryNetwork)
+    host = running[broker].address.partition(":")[0]
+    running.network.silence(host, running.proxy.address.partition(":")[0])
+
+
+async def test_acknowledgements_at_one_broker_do_not_wait_for_another_that_answers_late(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = servers(monkeypatch)
+    async with cluster() as running, client(running) as one:
+        handles: dict[str, list[str]] = {"a": [], "b": []}
+        for number in range(64):
+            await one.one("SendMessage", sending(message(b"%d" % number)))
+        for name in handles:
+            _, messages = await received(one, at(name, seconds=30))
+            handles[name] = [each.system_properties.receipt_handle for each in messages]
+        assert made[0].cluster is not None
+        pool, call = made[0].cluster.session.pool, made[0].cluster.session.pool.call
+
+        async def late(address: str, command: Command, timeout: float) -> Command:
+            if address == running["a"].address:
+                await anyio.sleep(timeout)
+                raise RequestTimeout(address, command.code, timeout)
+            return await call(address, command, timeout)
+
+        monkeypatch.setattr(pool, "call", late)
+        began = anyio.current_time()
+        answer = await one.one("AckMessage", acking(*handles["a"], *handles["b"]))
+        assert anyio.current_time() - began < 10, "two time-outs at most, for any number of handles"
+        codes = [each.status.code for each in answer.entries]
+        assert (codes[32:], codes.count(Code["OK"])) == ([Code["OK"]] * 32, 32)
+        await running.advance(40)
+        assert (await received(one, at("b")))[0] == "MESSAGE_NOT_FOUND"
+
+
+async def test_messages_of_a_client_that_is_gone_come_at_once_though_a_broker_hangs(
+    autojump_clock: MockClock,
+) -> None:
+    async with cluster() as running, client(running) as one:
+        async with client(running, "client@2") as gone:
+            for number in range(64):
+                await gone.one("SendMessage", sending(message(b"%d" % number)))
+            for name in "ab":
+                assert len((await received(gone, at(name, seconds=3600)))[1]) == 32
+            hang(running, "a")
+        await running.advance(10)
+        assert len((await received(one, at("b", poll=5)))[1]) == 32
+
+
+async def test_a_callback_that_fails_ends_no_other_call(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = servers(monkeypatch)
+    async with cluster("a") as running, client(running) as one:
+
+        async def work() -> None:
+            raise RuntimeError("a fault")
+
+        def fail(error: Exception) -> None:
+            raise RuntimeError("another fault")
+
+        assert made[0].cluster is not None
+        made[0].cluster.start((), work, fail)
+        await running.advance(1)
+        assert word(await one.one("SendMessage", sending(message()))) == "OK"
+        assert made[0].cluster.calls.used == 0
+
+
+async def test_a_lease_that_is_renewed_when_its_client_has_gone_is_given_back(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = servers(monkeypatch)
+    async with cluster("a") as running, client(running) as one:
+        assert made[0].cluster is not None
+        extend = made[0].cluster.takes.extend
+
+        async def late(*given: Any) -> str:
+            fresh = await extend(*given)
+            await anyio.sleep(2)
+            return fresh
+
+        monkeypatch.setattr(made[0].cluster.takes, "extend", late)
+        async with client(running, "client@2") as gone:
+            await gone.one("SendMessage", sending(message()))
+            _, (taken,) = await received(gone, receiving())
+            asked = request(
+                "ChangeInvisibleDuration",
+                group="G",
+                topic="Orders",
+                receipt_handle=taken.system_properties.receipt_handle,
+                invisible_duration=3600,
+            )
+            call = await gone.begin("ChangeInvisibleDuration")
+            await call.send(asked, ends=True)
+            await anyio.sleep(1)
+        _, found = await received(one, receiving(poll=10))
+        assert len(found) == 1
