@@ -572,7 +572,11 @@ class Session:
         whose = [(address, one.group_name) for one in data.consumer_data_set] or [(address, "")]
         if text and any(self._warnings.get(one) != text for one in whose):
             log.warning("%s: %s", address, text)
-        self._warnings.update(dict.fromkeys(whose, text))
+        for one in whose:
+            if text:
+                self._warnings[one] = text
+            else:
+                self._warnings.pop(one, None)
 
     async def _keep_heartbeats(self) -> None:
         interval = self.config.heartbeat_interval_ms / 1000
@@ -599,6 +603,7 @@ class Session:
         for known in self._introduced.values():
             known.discard(producer or "")
         self.members.pop(consumer or "", None)
+        self._forget_group(producer, consumer)
         has_lock = False
         try:
             # A heartbeat in flight would join the group again. A heartbeat that a broker does not answer is
@@ -608,6 +613,7 @@ class Session:
                 if not hangs:
                     await self._heartbeat_lock.acquire()
                     has_lock = True
+            self._forget_group(producer, consumer)  # a heartbeat in flight has noted it again
             async with anyio.create_task_group() as tasks:
                 for address in self.routes.addresses(slaves=consumer is not None):
                     tasks.start_soon(self._leave, address, producer, consumer)
@@ -616,6 +622,16 @@ class Session:
                 self._heartbeat_lock.release()
             if consumer is not None and consumer not in self.members:
                 self.routes.remove(RETRY_PREFIX + consumer)
+
+    def _forget_group(self, producer: str | None, consumer: str | None) -> None:
+        """Forget what is known of a group: a producer of the group that comes is announced again."""
+        if producer is not None:
+            for known in self._introduced.values():
+                known.discard(producer)
+        if consumer is not None:
+            self._refusals.pop(consumer, None)
+            for one in [one for one in self._warnings if one[1] == consumer]:
+                del self._warnings[one]
 
     async def _leave(self, address: str, producer: str | None, consumer: str | None) -> None:
         try:

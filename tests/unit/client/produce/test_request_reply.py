@@ -84,6 +84,26 @@ class TestRequests:
                 await trio.sleep(1.5)
             nursery.cancel_scope.cancel()
 
+    async def test_a_producer_for_each_request_gets_its_reply(self, setting: World, clock: MockClock) -> None:
+        """A group that left a broker is announced again before the next request of the group."""
+        async with (
+            setting.connect(client_id="asker") as asking,
+            setting.connect(client_id="replier") as replying,
+            replying.producer("q") as replier,
+            replying.consumer("r", {"T": "*"}) as consumer,
+            trio.open_nursery() as nursery,
+        ):
+
+            async def answer(message: StoredMessage) -> None:
+                await replier.reply(message, b"to " + message.body)
+
+            nursery.start_soon(consumer.run, answer)
+            for number in range(5):
+                async with asking.producer("p") as requester:
+                    reply = await requester.request(Message("T", b"%d" % number), 3)
+                assert reply.body == b"to %d" % number
+            nursery.cancel_scope.cancel()
+
     async def test_a_broker_that_does_not_answer_is_not_waited_for_each_time(
         self, setting: World, clock: MockClock
     ) -> None:
