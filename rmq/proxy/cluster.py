@@ -36,6 +36,8 @@ TOPICS_MAX: Final = 100_000
 """Topics whose routes are in memory."""
 ANNOUNCE_SECONDS: Final = 0.2
 """Seconds between two heartbeats for new groups and producers."""
+ROUTES_SECONDS: Final = 1.0
+"""Seconds in which missing routes are asked for before a heartbeat."""
 LEAVING_SECONDS: Final = 5.0
 """Seconds at the end of the proxy for giving back messages and leaving groups."""
 
@@ -127,11 +129,16 @@ class ProxiedCluster:
             self.tidy(self._announce)
 
     async def _announce(self) -> None:
-        """Get missing routes, then send a heartbeat, which goes to the brokers of known routes."""
+        """Get missing routes, then send a heartbeat, which goes to the brokers of known routes. Very many
+        topics, or name servers that answer late, hold up no heartbeat: the other routes follow."""
         try:
             while self._is_due:
                 self._is_due = False
+                until = self.session.now() + ROUTES_SECONDS
                 while self._unknown:
+                    if self.session.now() > until:
+                        self._is_due = True
+                        break
                     topic = self._unknown.popitem()[0]
                     try:
                         await self.topics.parts(topic)

@@ -222,11 +222,12 @@ class ProxiedProducer:
     def check(self, message: StoredMessage, header: CheckTransactionStateRequestHeader, address: str) -> None:
         """Send a check-back to one of the clients of the account that sent the half message."""
         sender = message.properties.pop(SENDER, "")
-        able = [(owner, on_check) for owner, on_check in self._uses.items() if owner.mark == sender]
-        if not able:
+        uses, self._turn = list(self._uses.items()), self._turn + 1
+        in_turn = (uses[at % len(uses)] for at in range(self._turn, self._turn + len(uses)))
+        # Not a choice among those of the account: very many clients may send to a topic.
+        owner, on_check = next((use for use in in_turn if use[0].mark == sender), (None, None))
+        if owner is None or on_check is None:
             return
-        self._turn += 1
-        owner, on_check = able[self._turn % len(able)]
         broker = header.bname or self._name_of(address)
         place = header.offset_msg_id or message.offset_message_id
         name = transaction_name(place, header.tran_state_table_offset, broker, owner.mark)

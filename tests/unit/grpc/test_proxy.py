@@ -648,3 +648,25 @@ async def test_a_lease_that_is_renewed_when_its_client_has_gone_is_given_back(
             await anyio.sleep(1)
         _, found = await received(one, receiving(poll=10))
         assert len(found) == 1
+
+
+async def test_a_member_is_announced_though_very_many_topics_wait_for_their_routes(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = servers(monkeypatch)
+    async with cluster("a") as running, client(running) as one:
+        assert made[0].cluster is not None
+        parts = made[0].cluster.topics.parts
+
+        async def late(name: str) -> Any:
+            if name != "Orders":
+                await anyio.sleep(0.5)
+            return await parts(name)
+
+        monkeypatch.setattr(made[0].cluster.topics, "parts", late)
+        assert word(await one.one("QueryRoute", request("QueryRoute", topic="Orders"))) == "OK"
+        made[0].cluster.announce(f"None{number}" for number in range(200))
+        await running.advance(1)
+        assert (await telemetry(one, **consumer()))[1] is not None
+        await running.advance(5)
+        assert running["a"].server.clients.consumer_ids("G")  # type: ignore[union-attr]
