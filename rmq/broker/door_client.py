@@ -325,7 +325,7 @@ class DoorClient:
     def _checked(self, command: Command) -> None:
         """Give a half message without a known end to its producer."""
         header = command.read(CheckTransactionStateRequestHeader)
-        for message in decode_readable(command.body, self._cannot_check):
+        for message in decode_readable(command.body, self._cannot_check, len(command.body))[0]:
             on_check = self._producing.get(message.properties.get(PROPERTY_PRODUCER_GROUP, ""))
             if on_check is not None:
                 name = transaction_at(header.offset_msg_id or "", header.tran_state_table_offset)

@@ -63,6 +63,7 @@ from rmq.protocol.record import decode_readable
 
 if TYPE_CHECKING:
     from rmq.broker.consume.long_polling import Found
+    from rmq.broker.consume.per_message.deliveries import Deliveries
     from rmq.broker.consume.per_message.taking import Handed
     from rmq.doors import OnAppended, OnCheck, OnCommitted, OnHandled, OnQuestion, OnRead, OnTaken
     from rmq.gateway import Gateway
@@ -72,6 +73,8 @@ from rmq.broker.door_client import DoorClient, Membership
 from rmq.broker.door_gateway import LocalGateway
 
 BROWSE_BYTES: Final = 256 << 10
+PLAIN_BYTES: Final = 8 << 20
+"""Bytes of bodies that a read or a take gives at once, and one body more: compressed they may be few."""
 NOTE: Final = "door.note"
 """The attribute of a group's configuration with a door's note."""
 
@@ -239,10 +242,11 @@ class DoorPeer(DoorClient):
         if code == MOVED:
             code = reader.correct(request, result)
             self._broker.commit_soon()  # the event of it
-        messages = readable(b"".join(result.buffers)) if code == SUCCESS else []
+        messages, left = readable(b"".join(result.buffers)) if code == SUCCESS else ([], [])
         if messages:
-            reader.handed_out(request, result.count, result.size, self)
-        return ReadResult(messages, result.next_queue_offset, result.min_offset, result.max_offset)
+            reader.handed_out(request, result.count - len(left), result.size, self)
+        next_offset = left[0].queue_offset if left else result.next_queue_offset
+        return ReadResult(messages, next_offset, result.min_offset, result.max_offset)
 
     def hold(self, request: ReadRequest, on_result: OnRead, seconds: float) -> None:
         """Same as `rmq.doors.DoorHost.hold`."""
@@ -299,7 +303,7 @@ class DoorPeer(DoorClient):
         self._check(JOIN, request.consumer_group)
         if self._quota_wait():
             return []
-        return taken_messages(self._broker.deliveries.take(request, self), self.config.broker_name)
+        return opened(self._broker.deliveries, request, self._broker.deliveries.take(request, self))
 
     def hold_take(self, request: TakeRequest, on_taken: OnTaken, seconds: float) -> Callable[[], None]:
         """Same as `rmq.doors.DoorHost.hold_take`."""
@@ -309,51 +313,18 @@ class DoorPeer(DoorClient):
         if seconds > 0 and (wait := self._quota_wait()):
             return self._take_later(request, on_taken, seconds, wait)
         if not broker.deliveries.polls.is_silent and (messages := self.take(request)):
-            return self._give_soon(request, messages, on_taken)
+            back = partial(give_back, broker.deliveries, request, [one.handle for one in messages])
+            return given_soon(self.defer, partial(self._call, on_taken, messages), back)
 
         def taken(found: Sequence[Handed] | ResponseError) -> None:
-            if not isinstance(found, ResponseError):
-                self._call(on_taken, taken_messages(found, self.config.broker_name))
-            else:
-                self._call(on_taken, found)
+            given = found if isinstance(found, ResponseError) else opened(broker.deliveries, request, found)
+            self._call(on_taken, given)
 
         seconds = max(0.0, min(seconds, self.config.max_suspend_time_mills / 1000))
         holders = broker.settings.holders_of(self)
         held = HeldTake(self, request, broker.clock() + seconds, taken, holders)
         broker.deliveries.hold(held)
         return lambda: broker.deliveries.polls.drop(held)
-
-    def _give_soon(
-        self, request: TakeRequest, messages: Sequence[TakenMessage], on_taken: OnTaken
-    ) -> Callable[[], None]:
-        """Give taken messages in the next round; return a function that gives them back, if it is called
-        earlier. Raises ResponseError, with the messages given back, when too many calls wait."""
-        is_waiting = True
-
-        def give() -> None:
-            nonlocal is_waiting
-            is_waiting = False
-            self._call(on_taken, messages)
-
-        def give_back() -> None:
-            handles = [one.handle for one in messages]
-            with suppress(ResponseError):  # they come again when their leases end
-                self.nack(request.consumer_group, request.topic, handles, 0, counts=False)
-
-        try:
-            prevent = self.defer(0.0, give)
-        except ResponseError:
-            give_back()
-            raise
-
-        def end() -> None:
-            nonlocal is_waiting
-            if is_waiting:
-                is_waiting = False
-                prevent()
-                give_back()
-
-        return end
 
     def _take_later(
         self, request: TakeRequest, on_taken: OnTaken, seconds: float, wait: float
@@ -411,11 +382,11 @@ class DoorPeer(DoorClient):
         offset = max(offset, broker.offsets.get(group, topic, queue_id))
         reach = broker.role.high_watermark()
         result = broker.store.get(topic, queue_id, offset, most, BROWSE_BYTES, reach=reach)
-        messages = readable(b"".join(result.buffers))
+        messages, left = readable(b"".join(result.buffers))
         queue = broker.deliveries.queue_of(group, topic, queue_id)
         if queue is not None:
             messages = [one for one in messages if one.queue_offset not in queue.finished]
-        return messages, result.next_queue_offset
+        return messages, left[0].queue_offset if left else result.next_queue_offset
 
     def topics_of_group(self, group: str) -> list[str]:
         """Same as `rmq.doors.DoorHost.topics_of_group`."""
@@ -574,9 +545,12 @@ def _end_of(group: str, transaction_id: str, message_id: str, decision: int) -> 
         raise for_code(ResponseCode.MESSAGE_ILLEGAL, remark) from None
 
 
-def readable(records: bytes | memoryview) -> list[StoredMessage]:
-    """The messages in records, without those that cannot be read, which the log names."""
-    return decode_readable(records, _log_unreadable)
+def readable(
+    records: bytes | memoryview, most: int = PLAIN_BYTES
+) -> tuple[list[StoredMessage], list[StoredMessage]]:
+    """The messages in records, and those that are too many at once, as `decode_readable`; without those that
+    cannot be read, which the log names."""
+    return decode_readable(records, _log_unreadable, most)
 
 
 def _log_unreadable(message: StoredMessage | None, error: RmqError) -> None:
@@ -586,22 +560,64 @@ def _log_unreadable(message: StoredMessage | None, error: RmqError) -> None:
     log.error("a message is given to no client of a door: %s: %s", place, error)
 
 
-def taken_messages(found: Sequence[Handed], broker_name: str) -> list[TakenMessage]:
-    """The messages that were taken, each with its handle. A message that cannot be read is left out: it comes
-    again when its lease ends, and is a dead letter after its last attempt."""
-    messages = []
+def taken_messages(found: Sequence[Handed], broker_name: str) -> tuple[list[TakenMessage], list[str]]:
+    """The messages that were taken, each with its handle, and the handles of those that are too many at once.
+    A message that cannot be read is left out: it comes again when its lease ends, and is a dead letter after
+    its last attempt."""
+    messages: list[TakenMessage] = []
+    left: list[str] = []
+    room = PLAIN_BYTES
     for one in found:
-        attempt = one.attempt
+        lease = one.start, one.taken_ms, one.invisible_ms, broker_name, one.queue_id
         for buffer in one.buffers:
-            for message in readable(memoryview(buffer)):
-                handle = handle_text(
-                    one.start,
-                    one.taken_ms,
-                    one.invisible_ms,
-                    broker_name,
-                    one.queue_id,
-                    message.queue_offset,
-                    message.physical_offset,
-                )
-                messages.append(TakenMessage(message, handle, attempt))
+            fit, others = readable(memoryview(buffer), room)
+            for message in fit:
+                room -= len(message.body)
+                handle = handle_text(*lease, message.queue_offset, message.physical_offset)
+                messages.append(TakenMessage(message, handle, one.attempt))
+            left += [handle_text(*lease, other.queue_offset, other.physical_offset) for other in others]
+    return messages, left
+
+
+def opened(deliveries: Deliveries, request: TakeRequest, found: Sequence[Handed]) -> list[TakenMessage]:
+    """The messages that were taken. Messages that are too many once they are decompressed are given back."""
+    messages, left = taken_messages(found, deliveries.broker_name)
+    if left:
+        give_back(deliveries, request, left)
     return messages
+
+
+def give_back(deliveries: Deliveries, request: TakeRequest, handles: Sequence[str]) -> None:
+    """Give back messages of a take, without a counted attempt."""
+    with suppress(ResponseError):  # they come again when their leases end
+        deliveries.nack(request.consumer_group, request.topic, handles, 0, counts=False)
+
+
+def given_soon(
+    defer: Callable[[float, Callable[[], None]], Callable[[], None]],
+    give: Callable[[], None],
+    back: Callable[[], None],
+) -> Callable[[], None]:
+    """Have `give()` called in the next round; return a function that has `back()` called in its place, if it
+    is called earlier. Raises ResponseError, after `back()`, when too many calls wait."""
+    is_waiting = True
+
+    def given() -> None:
+        nonlocal is_waiting
+        is_waiting = False
+        give()
+
+    try:
+        prevent = defer(0.0, given)
+    except ResponseError:
+        back()
+        raise
+
+    def end() -> None:
+        nonlocal is_waiting
+        if is_waiting:
+            is_waiting = False
+            prevent()
+            back()
+
+    return end

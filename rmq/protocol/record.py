@@ -434,17 +434,27 @@ def decode_records(buffer: bytes | memoryview, *, decompressed: bool = True) -> 
 
 
 def decode_readable(
-    buffer: bytes | memoryview, on_damage: Callable[[StoredMessage | None, RmqError], None]
-) -> list[StoredMessage]:
-    """The messages of a pull's answer, all in memory, without those that cannot be read: a damaged body, or
-    one that cannot be decompressed, which any producer may send. `on_damage` is called for each of them, with
-    the message as sent; with None when the rest of the buffer is no record."""
-    messages = []
+    buffer: bytes | memoryview, on_damage: Callable[[StoredMessage | None, RmqError], None], most: int
+) -> tuple[list[StoredMessage], list[StoredMessage]]:
+    """The messages of a pull's answer, without those that cannot be read: a damaged body, or one that cannot
+    be decompressed, which any producer may send. `on_damage` is called for each of them, with the message as
+    sent; with None when the rest of the buffer is no record.
+
+    The bodies have `most` bytes in all, and one body more: the messages behind are returned apart, as sent,
+    since a few bytes may be a thousand times as many once they are decompressed.
+    """
+    messages: list[StoredMessage] = []
+    left: list[StoredMessage] = []
     at, end = 0, len(buffer)
     while at < end:
+        fits = most >= 0
         try:
-            message = decode_record(buffer, at)
-            messages.append(message)
+            message = decode_record(buffer, at, decompressed=fits)
+            if fits:
+                messages.append(message)
+                most -= len(message.body)
+            else:
+                left.append(message)
         except (CorruptRecord, RemoteProtocolError, LocalProtocolError) as error:
             try:
                 message = decode_record(buffer, at, check_crc=False, decompressed=False)
@@ -453,7 +463,7 @@ def decode_readable(
                 break
             on_damage(message, error)
         at += message.size
-    return messages
+    return messages, left
 
 
 def encode_batch(messages: Iterable[tuple[int, bytes, str]]) -> bytes:

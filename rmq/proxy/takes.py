@@ -141,7 +141,8 @@ class Takes:
     async def take(
         self, broker: str, request: TakeRequest, in_order: bool, seconds: float
     ) -> list[TakenMessage]:
-        """Take messages of a topic at a broker, waiting for them for `seconds`."""
+        """Take messages of a topic at a broker, waiting up to `seconds`. Messages that are too many at once
+        when they are decompressed are given back."""
         header = PopMessageRequestHeader(
             request.consumer_group,
             request.topic,
@@ -157,7 +158,15 @@ class Takes:
         )
         with renewing_route(self._session, request.topic):
             response = await self._pops.pop(broker, self._master(broker), header, seconds)
-        return [] if response is None else _messages_of(response, broker, request.topic)
+        if response is None:
+            return []
+        messages, left = _messages_of(response, broker, request.topic)
+        for handle in left:
+            try:
+                await self.nack(request.consumer_group, request.topic, handle, counts=False)
+            except (ResponseError, *UNREACHED):  # the others come again, too, when their leases end
+                break
+        return messages
 
     # ---- acknowledge ----
 
@@ -190,8 +199,8 @@ class Takes:
         some: Sequence[tuple[int, Handle]],
         outcomes: list[RmqError | None],
     ) -> None:
-        """Acknowledge messages of one broker. When it does not answer for one of them, it is not asked for
-        the others."""
+        """Acknowledge messages of a broker. After a request without an answer the other messages have its
+        error."""
         if len(some) > 1 and await self._ack_batch(broker, group, topic, [one for _, one in some]):
             return
         silence: RmqError | None = None
@@ -203,7 +212,7 @@ class Takes:
                 outcomes[at] = silence
 
     async def _ack_batch(self, broker: str, group: str, topic: str, handles: Sequence[Handle]) -> bool:
-        """Acknowledge by one request; return whether all handles succeeded."""
+        """Acknowledge by a single request; return whether all handles succeeded."""
         takes: dict[tuple[int, int, int, int, str, int], list[int]] = {}
         for one in handles:
             key = one.queue_id, one.start, one.taken_ms, one.invisible_ms, one.kind, one.revive
@@ -284,17 +293,21 @@ class Takes:
         return await self._outcome(work)
 
 
+PLAIN_BYTES: Final = 8 << 20
+"""Bytes of bodies that a receive gives at once, and one body more: compressed they may be few."""
 POP_SPAN: Final = 100_000
 """Largest distance of offsets in the bits of one acknowledgement."""
 
 
-def _messages_of(response: Command, broker: str, topic: str) -> list[TakenMessage]:
-    """The messages of a pop's answer, without those that cannot be read: they come again when their leases
-    end. Raises RemoteProtocolError."""
+def _messages_of(response: Command, broker: str, topic: str) -> tuple[list[TakenMessage], list[str]]:
+    """The messages of a pop's answer, and the handles of the messages that are too many at once. Unreadable
+    messages are left out: they come again when their leases end. Raises RemoteProtocolError."""
     fields = response.read(PopMessageResponseHeader)
     starts = parse_start_offsets(fields.start_offset_info)
-    taken = []
-    for message in decode_readable(response.body, _log_unreadable):
+    taken: list[TakenMessage] = []
+    left: list[str] = []
+    messages, others = decode_readable(response.body, _log_unreadable, PLAIN_BYTES)
+    for at, message in enumerate(messages + others):
         queue_id, offset = message.queue_id, message.queue_offset
         handle = _named(message) or Handle(
             starts.get(queue_id, offset),
@@ -308,8 +321,11 @@ def _messages_of(response: Command, broker: str, topic: str) -> list[TakenMessag
             message.physical_offset,
         )
         message.topic, message.broker_name = topic, broker
-        taken.append(TakenMessage(message, str(handle), message.reconsume_times + 1))
-    return taken
+        if at < len(messages):
+            taken.append(TakenMessage(message, str(handle), message.reconsume_times + 1))
+        else:
+            left.append(str(handle))
+    return taken, left
 
 
 def _log_unreadable(message: StoredMessage | None, error: RmqError) -> None:

@@ -49,8 +49,8 @@ class Memory(Generic[T]):
     _values: dict[str, tuple[T, float]] = field(factory=dict)
 
     async def get(self, name: str, now: float, ask: Callable[[], Awaitable[tuple[T, bool]]]) -> T:
-        """A value from memory, or else by `ask`, whose errors it raises; `ask` also returns whether a broker
-        has answered: a value that is only assumed is not kept."""
+        """A value from memory, or else by `ask`; errors of `ask` are raised. `ask` also returns whether a
+        broker has answered: an assumed value is not kept."""
         value, until = self._values.get(name, (None, -math.inf))
         if until > now:
             return value  # type: ignore[return-value]
@@ -113,8 +113,7 @@ class Topics:
 
     async def settings(self, group: str, topics: Iterable[str] = ()) -> DeliverySettings:
         """The settings of per-message delivery of a group, by the first broker that answers; RocketMQ's
-        defaults when none does. The brokers are those of all topics; while none is known, those of
-        `topics`."""
+        defaults when none does. All known brokers are asked; while none is known, the brokers of `topics`."""
         return await self._groups.get(group, self._session.now(), lambda: self._settings(group, topics))
 
     async def _settings(self, group: str, topics: Iterable[str]) -> tuple[DeliverySettings, bool]:
@@ -133,12 +132,12 @@ class Topics:
         return settings_of(SubscriptionGroupConfig(group)), has_answer
 
     def _in_turn(self, brokers: Iterable[str]) -> list[str]:
-        """Brokers in the order in which they are asked: those that were silent lately are the last."""
+        """The order of requests to brokers: brokers that were silent lately come last."""
         now, silent_at = self._session.now(), self._silent_at
         return sorted(brokers, key=lambda one: (now - silent_at.get(one, -math.inf) < SILENT_SECONDS, one))
 
     async def _ask(self, broker: str, request: Command) -> Command | None:
-        """A broker's response; None when it does not answer."""
+        """A broker's response; None without a response."""
         session = self._session
         address = session.routes.master(broker)
         if address is None:

@@ -630,8 +630,6 @@ class Session:
                 known.discard(producer)
         if consumer is not None:
             self._refusals.pop(consumer, None)
-            for one in [one for one in self._warnings if one[1] == consumer]:
-                del self._warnings[one]
 
     async def _leave(self, address: str, producer: str | None, consumer: str | None) -> None:
         try:

@@ -13,13 +13,14 @@ from rmq_grpc import schema
 from rmq_grpc.statuses import Code
 from trio.testing import MockClock
 
+from rmq import message as stored
 from rmq.client import client as client_module
 from rmq.errors import ConfigError, RequestTimeout, ResponseError
-from rmq.message import dlq_topic
+from rmq.message import MessageQueue, dlq_topic
 from rmq.protocol.bodies import SubscriptionGroupConfig
 from rmq.protocol.command import Command
 from rmq.proxy import __main__ as program
-from rmq.proxy import gateway, service
+from rmq.proxy import gateway, service, takes
 from rmq.proxy.config import ProxyConfig, account_of_proxy
 from rmq.proxy.takes import parse_handle
 from rmq.testing.network import MemoryNetwork
@@ -670,3 +671,19 @@ async def test_a_member_is_announced_though_very_many_topics_wait_for_their_rout
         assert (await telemetry(one, **consumer()))[1] is not None
         await running.advance(5)
         assert running["a"].server.clients.consumer_ids("G")  # type: ignore[union-attr]
+
+
+async def test_messages_that_grow_large_come_in_parts(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(takes, "PLAIN_BYTES", 20_000)
+    async with cluster("a") as running, client(running) as one, running.connect(compress_over=100) as other:
+        async with other.producer("p") as producer_of_4x:
+            queue = MessageQueue("Orders", "a", 0)
+            for number in range(4):
+                await producer_of_4x.send(stored.Message("Orders", b"%d" % number * 15_000), queue=queue)
+        sizes = []
+        while (found := await received(one, receiving()))[0] == "OK":
+            sizes.append([len(each.body) for each in found[1]])
+            assert {each.system_properties.delivery_attempt for each in found[1]} == {1}
+        assert sizes == [[15_000] * 2] * 2

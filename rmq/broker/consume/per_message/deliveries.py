@@ -130,6 +130,11 @@ class Deliveries:
         return self.leases.out
 
     @property
+    def broker_name(self) -> str:
+        """The broker's name, which is in the handles."""
+        return self._settings.broker.broker_name
+
+    @property
     def shares(self) -> Shares:
         """The places of the messages that are out."""
         return self.leases.shares(self._settings.broker.max_taken_messages)

@@ -11,6 +11,7 @@ from rmq.errors import AccessDenied, ResponseError
 from rmq.message import dlq_topic
 from rmq.plugin import Hooks
 from rmq.protocol.codes import SYS_COMPRESSED, SYS_PREPARED
+from rmq.protocol.record import compress
 from tests.unit.broker.per_message.peers import Peer, Stream
 from tests.unit.broker.rig import Rig, send
 from tests.unit.broker.taking import GROUP, TOPIC, step
@@ -237,3 +238,18 @@ def test_a_half_message_that_cannot_be_decompressed_ends_no_check_of_others(rig:
         pass
     step(rig)
     assert [one.message.body for one in asked] == [b"half"]
+
+
+def test_messages_that_grow_large_are_given_in_parts(rig: Rig) -> None:
+    body = compress(bytes(3 << 20))
+    rig.ask(*[send(TOPIC, body, sys_flag=SYS_COMPRESSED) for _ in range(5)])
+    peer = Peer(rig)
+    first = peer.take(REQUEST)
+    assert [one.message.queue_offset for one in first] == [0, 1, 2], "8 MiB, and one message more"
+    peer.hold_take(REQUEST, peer.found.append, 10)
+    step(rig)
+    (others,) = peer.found
+    assert [(one.message.queue_offset, one.attempt) for one in others] == [(3, 1), (4, 1)]  # type: ignore[union-attr]
+    found = peer.read(ReadRequest("readers", TOPIC, 0, 0))
+    assert (len(found.messages), found.next_offset) == (3, 3)
+    assert peer.browse("readers", TOPIC, 0, 0)[1] == 3
