@@ -573,10 +573,9 @@ class Session:
         if text and any(self._warnings.get(one) != text for one in whose):
             log.warning("%s: %s", address, text)
         for one in whose:
-            if text:
-                self._warnings[one] = text
-            else:
-                self._warnings.pop(one, None)
+            self._warnings.pop(one, None)
+        if text:
+            self._warnings.update(dict.fromkeys(whose, text))
 
     async def _keep_heartbeats(self) -> None:
         interval = self.config.heartbeat_interval_ms / 1000
@@ -600,8 +599,6 @@ class Session:
 
     async def _leave_all(self, producer: str | None, consumer: str | None) -> None:
         self.producers.pop(producer or "", None)
-        for known in self._introduced.values():
-            known.discard(producer or "")
         self.members.pop(consumer or "", None)
         self._forget_group(producer, consumer)
         has_lock = False

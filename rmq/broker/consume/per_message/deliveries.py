@@ -203,11 +203,9 @@ class Deliveries:
 
     def room(self, topic: TopicDelivery, reading: Reading) -> int:
         """The number of further messages of a topic that a consumer may take."""
-        config = self._settings.broker
-        return min(
-            config.max_taken_messages_of_group - topic.out,
-            self.leases.room(topic, self._settings.holders_of(reading), config.max_taken_messages),
-        )
+        config, holders = self._settings.broker, self._settings.holders_of(reading)
+        left = self.leases.room(topic, holders, config.max_taken_messages)
+        return min(config.max_taken_messages_of_group - topic.out, left)
 
     def _take_of(
         self, topic: TopicDelivery, queue_id: int, in_order: bool, request: TakeRequest, taking: Taking
@@ -374,10 +372,8 @@ class Deliveries:
 
     def extend(self, group: str, topic: str, handle: str, invisible_ms: int, owner: Reading) -> str:
         """Extend a lease by `Leases.extend`. Raises ResponseError."""
-        name = self._settings.broker.broker_name
-        return self.leases.extend(
-            self._table.get((group, topic)), parse_handle(handle), invisible_ms, owner, name
-        )
+        known = self._table.get((group, topic))
+        return self.leases.extend(known, parse_handle(handle), invisible_ms, owner, self.broker_name)
 
     def nack(
         self, group: str, topic: str, handles: Sequence[str], after_ms: int | None, *, counts: bool = True
