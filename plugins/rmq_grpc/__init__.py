@@ -17,7 +17,7 @@ import anyio
 import sniffio
 import trio
 
-from rmq.errors import ConfigError
+from rmq.errors import ConfigError, ResponseError
 from rmq.plugin import Door, DoorHost, DoorStream, Host, Plugin
 from rmq_grpc.calls import Calls
 from rmq_grpc.service import Session
@@ -72,17 +72,24 @@ class GrpcPlugin(Plugin):
         session = Session(host, stream, clock)
         calls = Calls(stream, session, clock=clock, most_bytes=REQUEST_BYTES, soon=host.soon)
         stream.state["grpc"] = calls
-        host.defer(SCAN_SECONDS, partial(self._scan, calls, session, host))
+        host.defer(SCAN_SECONDS, partial(self._scan, calls, session, host, stream))
         try:
             await stream.receive_each(lambda data: calls.feed(data, host.turn))
         finally:
             calls.closed()
             session.closed()
 
-    def _scan(self, calls: Calls, session: Session, host: DoorHost) -> None:
-        calls.expire()
-        session.renew()
-        host.defer(SCAN_SECONDS, partial(self._scan, calls, session, host))
+    def _scan(self, calls: Calls, session: Session, host: DoorHost, stream: DoorStream) -> None:
+        """Look at the calls and clients of a connection, and again later, whatever happens: without it their
+        leases end, and their messages come again."""
+        try:
+            calls.expire()
+            session.renew()
+        finally:
+            try:
+                host.defer(SCAN_SECONDS, partial(self._scan, calls, session, host, stream))
+            except ResponseError as error:
+                stream.close(f"the leases of its messages cannot be renewed: {error}")
 
 
 def _port(text: str) -> int:

@@ -12,6 +12,7 @@ import anyio
 import pytest
 from rmq_grpc import schema
 from rmq_grpc.messages import queue_of
+from rmq_grpc.service import Session
 from trio.testing import MockClock
 
 from rmq.remoting.loop import disconnect_errors
@@ -560,3 +561,27 @@ async def test_an_open_broker_ignores_signatures(door: str, autojump_clock: Mock
     async with cluster() as running, client(running) as one:
         anything = {"authorization": "MQv2-HMAC-SHA1 Credential=//Rocketmq"}
         assert word(await one.one("SendMessage", sending(message()), **anything)) == "OK"
+
+
+async def test_a_fault_in_one_look_at_the_clients_ends_no_renewal_of_leases(
+    door: str, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with cluster() as running, client(running) as one:
+        await one.one("SendMessage", sending(message()))
+        asked = receiving()
+        asked.ClearField("invisible_duration")
+        asked.auto_renew = True
+        assert (await received(one, asked))[0] == "OK"
+        renew, faults = Session.renew, [RuntimeError("a fault")]
+
+        def faulty(self: Session) -> None:
+            if faults:
+                raise faults.pop()
+            renew(self)
+
+        monkeypatch.setattr(Session, "renew", faulty)
+        for _ in range(20):
+            await anyio.sleep(10)
+            await one.one("Heartbeat", request("Heartbeat", group="G", client_type=2))
+        assert not faults
+        assert (await received(one, receiving()))[0] == "MESSAGE_NOT_FOUND"
