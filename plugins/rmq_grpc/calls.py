@@ -57,6 +57,8 @@ ANSWERS_BYTES: Final = 32 << 20
 """Bytes of answers that wait for the peer's flow control."""
 REQUEST_SECONDS: Final = 60.0
 """Seconds within which a request must be complete."""
+CUT_SECONDS: Final = 1.0
+"""Seconds for which the begin of a request waits for its rest as it came; then its call begins."""
 STRIKES_MAX: Final = 2_000
 STRIKES_SECONDS: Final = 10.0
 """Frames that only cost work (resets count as 10, pings and settings as 5), in so many seconds. Frames that
@@ -191,6 +193,9 @@ class Calls:
         self._strikes, self._strikes_since = 0, clock()
         self._grants = 0  # frames that grant room: those of a peer that reads, one of the call's, one of all
         self._pings = 0  # pings: those of a peer that reads
+        self._cut = b""  # the begin of a request, whose rest may come with the next read
+        self._cut_since = math.inf  # when this begin came
+        self._is_late = False  # the begin goes to h2, as its rest has not come
         self._priority: Any = None  # that of the call which begins
         self._plain: PlainClient | None = None  # the client of the plain sends that are not stored yet
         self._run: list[Request] = []  # these sends
@@ -218,6 +223,8 @@ class Calls:
         """Take bytes of the peer. Raises RemoteProtocolError when they are not HTTP/2, or cost too much.
         `turn` is that of the host: the answers that come in it leave together."""
         self._is_feeding = True
+        if self._cut:
+            data, self._cut = self._cut + data, b""
         try:
             turn(partial(self._feed, data))
         finally:
@@ -241,11 +248,18 @@ class Calls:
                 elif (small := connection.take_small(data, at)) is not None:
                     event, at = small
                     self._take(event)
+                elif not self._is_late and connection.is_cut(data, at):
+                    if at or self._cut_since == math.inf:
+                        self._cut_since = self._clock()
+                    self._cut = data[at:]
+                    break
                 else:
                     self._store_run()
                     for event in connection.receive_data(data[at:]):
                         self._take(event)
                     break
+            if not self._cut:
+                self._cut_since = math.inf
             self._store_run()
         except h2.exceptions.ProtocolError as error:
             self._store_run()
@@ -435,8 +449,8 @@ class Calls:
 
     def _hold(self) -> None:
         """Count the held bytes, and the time since when the peer owes the rest of them."""
-        count = self._request_bytes + self._answer_bytes + CALL_BYTES * self._incomplete
-        since = next(iter(self._unfinished.values()), math.inf)
+        count = self._request_bytes + self._answer_bytes + CALL_BYTES * self._incomplete + len(self._cut)
+        since = min(self._cut_since, next(iter(self._unfinished.values()), math.inf))
         if self._waiting:
             since = min(since, self._waiting_since)
         self._stream.hold(count, since)
@@ -600,6 +614,14 @@ class Calls:
     def expire(self) -> None:
         """End calls with a request that is not complete in time."""
         now = self._clock()
+        if now - self._cut_since > CUT_SECONDS:
+            self._is_late = True
+            try:
+                self.feed(b"")
+            except RemoteProtocolError as error:
+                self._stream.close(str(error))
+            finally:
+                self._is_late = False
         for call in list(self._open.values()):
             if not call.has_begun and not call.is_over and now - call.began > REQUEST_SECONDS:
                 call.finish(DEADLINE_EXCEEDED, f"the request was not complete after {REQUEST_SECONDS:g} s")
@@ -607,6 +629,7 @@ class Calls:
 
     def closed(self) -> None:
         """Give up the calls of a connection that has ended."""
+        self._cut, self._cut_since = b"", math.inf
         for call in list(self._open.values()):
             self._forget(call, is_cancelled=True)
 

@@ -190,6 +190,27 @@ class Http2(h2.connection.H2Connection):
             self._count_received()
         return stream_id, headers, begin, stop, end
 
+    def is_cut(self, data: bytes, at: int) -> bool:
+        """True if the bytes from a place on are the begin of a request that `take_request` may take when the
+        rest has come: they end within the frame of its headers, or within that of its data."""
+        end = len(data)
+        if not self._is_between or self.state_machine.state is not _OPEN:
+            return False
+        if end - at < 9:
+            return True
+        high, low, kind, flags, stream_id = _frame(data, at)
+        size = (high << 16) + low
+        if kind != 1 or flags not in _HEADERS_WHOLE or size > self._frame_most:
+            return False
+        middle = at + 9 + size
+        if end - middle < 9:
+            return end != middle  # with all of its headers, and nothing else, a call begins
+        high, low, kind, flags, same_id = _frame(data, middle)
+        size = (high << 16) + low
+        if kind or flags > 1 or same_id != stream_id or size > self._request_most:
+            return False
+        return middle + 9 + size > end
+
     def take_small(self, data: bytes, at: int) -> tuple[Event, int] | None:
         """The frame at a place in the peer's bytes that grants room, or is a ping: h2's event, and the end of
         the frame. None where h2 must handle it."""

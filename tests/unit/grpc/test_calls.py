@@ -127,6 +127,72 @@ def test_a_connection_owes_room_for_answers_since_it_granted_some_last() -> None
     assert (stream.held, stream.since) == (0, math.inf)
 
 
+@pytest.mark.parametrize("ends_apart", [False, True])
+def test_a_request_that_two_reads_bring_is_taken_whole(
+    ends_apart: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wherever the bytes are cut, but behind the headers: there a call begins."""
+    stream, calls, client = connected(lambda: 0.0)
+    handled: list[bytes] = []
+    calls._service.handle = lambda call, message: handled.append(message)  # type: ignore[method-assign]
+    client.send_headers(1, HEADERS, end_stream=True)
+    calls.feed(client.data_to_send())
+    of_h2: list[int] = []
+    receive = Http2.receive_data
+
+    def noted(connection: Http2, data: bytes) -> list[Any]:
+        of_h2.append(len(data))
+        return receive(connection, data)
+
+    monkeypatch.setattr(Http2, "receive_data", noted)
+    stream_id = 3
+    for cut in range(1, 200):
+        client.send_headers(stream_id, HEADERS)
+        head = len(client._data_to_send)
+        client.send_data(stream_id, b"\0\0\0\0\x64" + bytes(100), end_stream=not ends_apart)
+        if ends_apart:
+            client.end_stream(stream_id)
+        data = client.data_to_send()
+        if not cut < len(data):
+            break
+        of_h2.clear()
+        calls.feed(data[:cut])
+        if cut < len(data) - 9:
+            assert (stream.held, stream.since) == ((cut, 0.0) if cut != head else (CALL_BYTES, 0.0))
+        calls.feed(data[cut:])
+        assert handled.pop() == bytes(100)
+        if not ends_apart:
+            assert bool(of_h2) == (cut == head)
+        stream_id += 2
+        client.streams.clear()
+    assert cut > 100
+
+
+def test_a_call_begins_though_the_rest_of_its_request_is_late() -> None:
+    now = 0.0
+    stream, calls, client = connected(lambda: now)
+    begun: list[str] = []
+    calls._service.begins = lambda call: not begun.append(call.method)  # type: ignore[func-returns-value, method-assign]
+    client.send_headers(1, HEADERS, end_stream=True)
+    calls.feed(client.data_to_send())
+    begun.clear()
+    client.send_headers(3, HEADERS)
+    client.send_data(3, b"\0\0\0\0\x64" + bytes(100), end_stream=True)
+    data = client.data_to_send()
+    calls.feed(data[:-7])
+    assert not begun
+    now = 0.5
+    calls.expire()
+    assert not begun
+    now = 10.0
+    calls.expire()
+    assert begun == ["/a/b"]
+    assert stream.held == CALL_BYTES
+    now = 11.0 + REQUEST_SECONDS
+    calls.expire()
+    assert stream.held == 0
+
+
 @pytest.mark.parametrize("size", [1, 16_384, 40_000])
 def test_a_whole_answer_is_what_h2_sends_step_by_step(size: int) -> None:
     said = []
