@@ -204,12 +204,12 @@ class Http2(h2.connection.H2Connection):
             return False
         middle = at + 9 + size
         if end - middle < 9:
-            return end != middle  # with all of its headers, and nothing else, a call begins
+            return bool(end != middle)  # with all of its headers, and nothing else, a call begins
         high, low, kind, flags, same_id = _frame(data, middle)
         size = (high << 16) + low
         if kind or flags > 1 or same_id != stream_id or size > self._request_most:
             return False
-        return middle + 9 + size > end
+        return bool(middle + 9 + size > end)
 
     def take_small(self, data: bytes, at: int) -> tuple[Event, int] | None:
         """The frame at a place in the peer's bytes that grants room, or is a ping: h2's event, and the end of
