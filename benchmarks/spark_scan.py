@@ -169,7 +169,10 @@ def cpu_ticks(root: int) -> dict[int, int]:
     """Process -> its user and system time so far, for `root` and all below; 0: what ended below `root`."""
     ticks = {}
     for pid in descendants(root):
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        try:
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        except OSError:  # it has ended
+            continue
         ticks[pid] = sum(map(int, fields[11:13]))
         if pid == root:
             ticks[0] = sum(map(int, fields[13:15]))
@@ -188,7 +191,10 @@ def peak_mib(root: int) -> float:
     """The most memory that one Python process below has held, MiB."""
     peaks = [0]
     for pid in descendants(root)[1:]:
-        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+        try:
+            lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+        except OSError:
+            continue
         peaks += [int(line.split()[1]) for line in lines if line.startswith("VmHWM")]
     return max(peaks) / 1024
 
