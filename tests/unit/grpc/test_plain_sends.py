@@ -7,6 +7,7 @@ import os
 from random import Random
 from typing import Any
 
+import anyio
 import attrs
 import pytest
 
@@ -16,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rmq_grpc.messages import SYSTEM_PROPERTIES, queue_of
 from rmq_grpc.plain import PARTS, PlainClient
+from trio.testing import MockClock
 
 from rmq.broker.tables.topic_attributes import MESSAGE_TYPE
 from rmq.protocol.bodies import TopicConfig
@@ -23,6 +25,7 @@ from rmq.protocol.codes import PERM_READ, PERM_WRITE
 from tests.compiled import COMPILED, HAS_COMPILED
 from tests.stateful.call_engines import Pair, odd_request, plain_request
 from tests.stateful.engines import Side
+from tests.unit.grpc.calls import client, cluster, message, received, receiving, sending, word
 
 pytestmark = HAS_COMPILED
 
@@ -109,6 +112,33 @@ def test_plain_sends_are_stored_in_runs(stored: list[int]) -> None:
     made.feed(1, b"".join(data[1:]))
     assert stored == [1, 7]
     made.compare_files()
+
+
+async def test_a_plain_send_wakes_the_receives_that_wait(
+    autojump_clock: MockClock, stored: list[int]
+) -> None:
+    got: list[tuple[float, bytes]] = []
+    async with cluster() as running, client(running, "a") as one, client(running, "b") as other:
+        for number in range(20):
+            assert word(await one.one("SendMessage", sending(message(message_id=f"M{number}")))) == "OK"
+        while (await received(other, receiving(poll=1)))[1]:
+            pass
+        for number in range(5):  # the group is new: the lanes were closed
+            assert word(await one.one("SendMessage", sending(message(message_id=f"N{number}")))) == "OK"
+            assert (await received(other, receiving()))[1]
+        stored.clear()
+
+        async def receive() -> None:
+            _, (found,) = await received(other, receiving(poll=15))
+            got.append((anyio.current_time(), found.body))
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(receive)
+            await anyio.sleep(1)
+            sent_at = anyio.current_time()
+            await one.one("SendMessage", sending(message(b"now", message_id="last")))
+    assert stored == [1]
+    assert got == [(sent_at, b"now")]
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))
