@@ -334,7 +334,7 @@ def fuzz_engine(session: nox.Session) -> None:
     plain sends (RMQ_ENGINE_RUNS, 200000); needs gcc and a checkout in which no engine was built."""
     built = {"RMQ_ENGINE": "compiled", "CFLAGS": "-fsanitize=address -fno-omit-frame-pointer -g"}
     session.install("--force-reinstall", "--no-deps", ".", env=built)
-    session.install(".[spark]", "--group", "test", env=built)
+    session.install(".[spark,grpc]", "--group", "test", env=built)
     library = session.run("gcc", "-print-file-name=libasan.so", external=True, silent=True)
     watched = {"LD_PRELOAD": str(library).strip(), "ASAN_OPTIONS": "detect_leaks=0", "PYTHONMALLOC": "malloc"}
     seeds = {"RMQ_ENGINE_SEEDS": session.env.get("RMQ_ENGINE_SEEDS") or "200"}
@@ -343,7 +343,7 @@ def fuzz_engine(session: nox.Session) -> None:
     spark = "tests/spark/formats/test_plain_records.py"
     engines = ("tests/stateful/test_engines.py", "tests/stateful/test_signed_engines.py")
     runs = ("tests/stateful/test_many_runs.py", "tests/stateful/test_pull_runs.py")
-    runs += ("tests/stateful/test_take_runs.py",)
+    runs += ("tests/stateful/test_take_runs.py", "tests/unit/grpc/test_plain_sends.py")
     tests = (*engines, *runs, *client, spark)
     session.run("python", "-m", "pytest", *tests, *session.posargs, env=watched | seeds)
 

@@ -20,6 +20,7 @@ from rmq_grpc.plain import PARTS, PlainClient
 from trio.testing import MockClock
 
 from rmq.broker.tables.topic_attributes import MESSAGE_TYPE
+from rmq.protocol import engine
 from rmq.protocol.bodies import TopicConfig
 from rmq.protocol.codes import PERM_READ, PERM_WRITE
 from tests.compiled import COMPILED, HAS_COMPILED
@@ -114,6 +115,7 @@ def test_plain_sends_are_stored_in_runs(stored: list[int]) -> None:
     made.compare_files()
 
 
+@pytest.mark.skipif(engine.NAME != "compiled", reason="the broker has the pure engine")
 async def test_a_plain_send_wakes_the_receives_that_wait(
     autojump_clock: MockClock, stored: list[int]
 ) -> None:
