@@ -11,9 +11,14 @@ client's account is not allowed.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol, cast
+from functools import partial
+from typing import TYPE_CHECKING, Final, Protocol, cast
+
+from rmq.protocol.record import decode_readable
 
 if TYPE_CHECKING:
+    from logging import Logger
+
     from attrs import frozen
 
     from rmq.doors import (
@@ -26,10 +31,13 @@ if TYPE_CHECKING:
         TopicView,
     )
     from rmq.errors import RmqError
-    from rmq.message import Message
+    from rmq.message import Message, StoredMessage
     from rmq.protocol._engine import CallSends, SendRun
 else:
     from rmq.lazy_attrs import frozen
+
+PLAIN_BYTES: Final = 8 << 20
+"""Bytes of bodies that a read or a take gives at once, and one body more: compressed they may be few."""
 
 
 @frozen
@@ -154,3 +162,18 @@ class GatewayHost(Protocol):
 def gateway_of(host: DoorHost) -> Gateway:
     """The gateway of a client, by its host. Raises ResponseError if the server stores no messages."""
     return cast(GatewayHost, host).gateway()
+
+
+def readable(
+    records: bytes | memoryview, log: Logger, most: int
+) -> tuple[list[StoredMessage], list[StoredMessage]]:
+    """The messages in records, and those that are too many at once, as `decode_readable`; without those that
+    cannot be read, which the log names."""
+    return decode_readable(records, partial(_log_unreadable, log), most)
+
+
+def _log_unreadable(log: Logger, message: StoredMessage | None, error: RmqError) -> None:
+    place = (
+        "" if message is None else f"{message.topic} queue {message.queue_id}, offset {message.queue_offset}"
+    )
+    log.error("a message is given to no client of a door: %s: %s", place, error)

@@ -38,6 +38,7 @@ from rmq.errors import (
     StoreError,
     for_code,
 )
+from rmq.gateway import PLAIN_BYTES, readable
 from rmq.message import (
     average_share,
     parse_offset_message_id,
@@ -59,7 +60,6 @@ from rmq.protocol.headers import (
     RecallMessageRequestHeader,
     UpdateConsumerOffsetRequestHeader,
 )
-from rmq.protocol.record import decode_readable
 
 if TYPE_CHECKING:
     from rmq.broker.consume.long_polling import Found
@@ -73,8 +73,6 @@ from rmq.broker.door_client import DoorClient, Membership
 from rmq.broker.door_gateway import LocalGateway
 
 BROWSE_BYTES: Final = 256 << 10
-PLAIN_BYTES: Final = 8 << 20
-"""Bytes of bodies that a read or a take gives at once, and one body more: compressed they may be few."""
 NOTE: Final = "door.note"
 """The attribute of a group's configuration with a door's note."""
 
@@ -242,7 +240,7 @@ class DoorPeer(DoorClient):
         if code == MOVED:
             code = reader.correct(request, result)
             self._broker.commit_soon()  # the event of it
-        messages, left = readable(b"".join(result.buffers)) if code == SUCCESS else ([], [])
+        messages, left = readable(b"".join(result.buffers), log, PLAIN_BYTES) if code == SUCCESS else ([], [])
         if messages:
             reader.handed_out(request, result.count - len(left), result.size, self)
         next_offset = left[0].queue_offset if left else result.next_queue_offset
@@ -382,7 +380,7 @@ class DoorPeer(DoorClient):
         offset = max(offset, broker.offsets.get(group, topic, queue_id))
         reach = broker.role.high_watermark()
         result = broker.store.get(topic, queue_id, offset, most, BROWSE_BYTES, reach=reach)
-        messages, left = readable(b"".join(result.buffers))
+        messages, left = readable(b"".join(result.buffers), log, PLAIN_BYTES)
         queue = broker.deliveries.queue_of(group, topic, queue_id)
         if queue is not None:
             messages = [one for one in messages if one.queue_offset not in queue.finished]
@@ -545,21 +543,6 @@ def _end_of(group: str, transaction_id: str, message_id: str, decision: int) -> 
         raise for_code(ResponseCode.MESSAGE_ILLEGAL, remark) from None
 
 
-def readable(
-    records: bytes | memoryview, most: int = PLAIN_BYTES
-) -> tuple[list[StoredMessage], list[StoredMessage]]:
-    """The messages in records, and those that are too many at once, as `decode_readable`; without those that
-    cannot be read, which the log names."""
-    return decode_readable(records, _log_unreadable, most)
-
-
-def _log_unreadable(message: StoredMessage | None, error: RmqError) -> None:
-    place = (
-        "" if message is None else f"{message.topic} queue {message.queue_id}, offset {message.queue_offset}"
-    )
-    log.error("a message is given to no client of a door: %s: %s", place, error)
-
-
 def taken_messages(found: Sequence[Handed], broker_name: str) -> tuple[list[TakenMessage], list[str]]:
     """The messages that were taken, each with its handle, and the handles of those that are too many at once.
     A message that cannot be read is left out: it comes again when its lease ends, and is a dead letter after
@@ -570,7 +553,7 @@ def taken_messages(found: Sequence[Handed], broker_name: str) -> tuple[list[Take
     for one in found:
         lease = one.start, one.taken_ms, one.invisible_ms, broker_name, one.queue_id
         for buffer in one.buffers:
-            fit, others = readable(memoryview(buffer), room)
+            fit, others = readable(memoryview(buffer), log, room)
             for message in fit:
                 room -= len(message.body)
                 handle = handle_text(*lease, message.queue_offset, message.physical_offset)

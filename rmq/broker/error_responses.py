@@ -41,6 +41,17 @@ def topic_not_saved(error: StoreError) -> Refusal:
     return SYSTEM_ERROR, f"the message is written, but its topic cannot be saved: {error}"
 
 
+def check_room(properties: str, most: int, what: str) -> None:
+    """Raise ResponseError if a message of a kind has more bytes of properties than `most`."""
+    size = len(properties.encode())
+    if size > most:
+        raise for_code(
+            ResponseCode.MESSAGE_ILLEGAL,
+            f"the message is illegal: the properties have {size} bytes. "
+            f"properties length limit of a {what} {most}B.",
+        )
+
+
 def unsupported(request: Command) -> ResponseError:
     """The response to an unknown request code."""
     return for_code(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, f" request type {request.code} not supported")

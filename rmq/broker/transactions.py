@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Final
 
 import attrs
 
+from rmq.broker.error_responses import check_room
 from rmq.errors import CorruptRecord, ResponseError, StoreError, for_code
 from rmq.message import (
     PROPERTY_CHECK_IMMUNITY_TIME,
@@ -206,13 +207,7 @@ class Transactions:
         for name in (PROPERTY_TRANSACTION_PREPARED_QUEUE_OFFSET, PROPERTY_TRANSACTION_CHECK_TIMES):
             properties.pop(name, None)  # a message that was one before, sent on
         record.properties = encode_properties(properties)
-        size = len(record.properties.encode())
-        if size > PROPERTIES_MAX - RENEWAL_ROOM:
-            raise for_code(
-                ResponseCode.MESSAGE_ILLEGAL,
-                f"the message is illegal: the properties have {size} bytes. "
-                f"properties length limit of a half message {PROPERTIES_MAX - RENEWAL_ROOM}B.",
-            )
+        check_room(record.properties, PROPERTIES_MAX - RENEWAL_ROOM, "half message")
         record.topic, record.queue_id = TRANS_HALF_TOPIC, 0
         record.sys_flag &= ~SYS_ROLLBACK
 

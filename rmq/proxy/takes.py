@@ -19,6 +19,7 @@ from attrs import evolve
 from rmq.client.reading.pops import Pops
 from rmq.doors import TakenMessage
 from rmq.errors import NETWORK_ERRORS, NoRoute, RemoteProtocolError, ResponseError, RmqError, for_code
+from rmq.gateway import PLAIN_BYTES, readable
 from rmq.message import StoredMessage
 from rmq.protocol import codes
 from rmq.protocol.codes import RequestCode, ResponseCode
@@ -39,7 +40,6 @@ from rmq.protocol.pop import (
     parse_start_offsets,
     real_topic,
 )
-from rmq.protocol.record import decode_readable
 
 if TYPE_CHECKING:
     from attrs import frozen
@@ -293,8 +293,6 @@ class Takes:
         return await self._outcome(work)
 
 
-PLAIN_BYTES: Final = 8 << 20
-"""Bytes of bodies that a receive gives at once, and one body more: compressed they may be few."""
 POP_SPAN: Final = 100_000
 """Largest distance of offsets in the bits of one acknowledgement."""
 
@@ -306,7 +304,7 @@ def _messages_of(response: Command, broker: str, topic: str) -> tuple[list[Taken
     starts = parse_start_offsets(fields.start_offset_info)
     taken: list[TakenMessage] = []
     left: list[str] = []
-    messages, others = decode_readable(response.body, _log_unreadable, PLAIN_BYTES)
+    messages, others = readable(response.body, log, PLAIN_BYTES)
     for at, message in enumerate(messages + others):
         queue_id, offset = message.queue_id, message.queue_offset
         handle = _named(message) or Handle(
@@ -326,13 +324,6 @@ def _messages_of(response: Command, broker: str, topic: str) -> tuple[list[Taken
         else:
             left.append(str(handle))
     return taken, left
-
-
-def _log_unreadable(message: StoredMessage | None, error: RmqError) -> None:
-    place = (
-        "" if message is None else f"{message.topic} queue {message.queue_id}, offset {message.queue_offset}"
-    )
-    log.error("a message is given to no client: %s: %s", place, error)
 
 
 def _named(message: StoredMessage) -> Handle | None:

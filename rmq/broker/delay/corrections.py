@@ -12,6 +12,7 @@ from rmq.broker.delay.timer_records import (
     PROPERTY_OUT_MS,
     PROPERTY_RECALLED,
     delay_ms,
+    has_room,
     marked_message,
     replaced_offset,
     timer_message,
@@ -19,7 +20,7 @@ from rmq.broker.delay.timer_records import (
 from rmq.errors import StoreError
 from rmq.message import PROPERTY_REAL_QUEUE_ID, PROPERTY_REAL_TOPIC, PROPERTY_UNIQUE_KEY, TIMER_TOPIC
 from rmq.protocol.properties import PROPERTY_TIMER_HANDLE_MS, PROPERTY_TIMER_REPLACES, encode_properties
-from rmq.protocol.record import PROPERTIES_MAX, Record, record_of
+from rmq.protocol.record import Record, record_of
 
 if TYPE_CHECKING:
     from rmq.store.store import Store
@@ -145,7 +146,7 @@ class Corrections:
         properties |= {PROPERTY_OUT_MS: str(earlier_ms), PROPERTY_TIMER_REPLACES: str(offset)}
         properties.setdefault(PROPERTY_TIMER_HANDLE_MS, str(due_ms))
         again = record_of(message, TIMER_TOPIC, 0, properties, earlier_ms)
-        if len(again.properties.encode()) > PROPERTIES_MAX:  # stored by an earlier version
+        if not has_room(again):  # stored by an earlier version
             log.error("timer message %d has no room in its properties for a correction", offset)
             return 0
         cancel = Record(TIMER_TOPIC, 0, b"0", encode_properties(recall), tags_code=due_ms)

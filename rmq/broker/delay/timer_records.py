@@ -21,10 +21,11 @@ from rmq.protocol.properties import (
     PROPERTY_TIMER_HANDLE_MS,
     PROPERTY_TIMER_REPLACES,
 )
-from rmq.protocol.record import decode_record, property_bytes
+from rmq.protocol.record import PROPERTIES_MAX, decode_record, property_bytes
 
 if TYPE_CHECKING:
     from rmq.message import StoredMessage
+    from rmq.protocol.record import Record
     from rmq.store.store import Store
 
 PROPERTY_OUT_MS: Final = "TIMER_OUT_MS"
@@ -126,3 +127,8 @@ def marked_message(store: Store, offset: int) -> StoredMessage | None:
     unit = store.unit(TIMER_TOPIC, 0, offset)
     data = None if unit is None else store.read(unit[0])
     return timer_message(store, offset) if data is not None and is_marked(data) else None
+
+
+def has_room(copy: Record) -> bool:
+    """True if the properties of a copy fit a record: an original of an earlier version may leave no room."""
+    return len(copy.properties.encode()) <= PROPERTIES_MAX

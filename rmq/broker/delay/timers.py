@@ -43,11 +43,13 @@ from rmq.broker.delay.timer_records import (
     PROPERTY_OUT_MS,
     PROPERTY_RECALLED,
     has_key,
+    has_room,
     marked_message,
     message_key,
     replaced_offset,
     timer_message,
 )
+from rmq.broker.error_responses import check_room
 from rmq.errors import LocalProtocolError, StoreError, for_code
 from rmq.message import (
     PROPERTY_REAL_QUEUE_ID,
@@ -249,13 +251,7 @@ class Timers:
         if account:
             properties[PROPERTY_ACCOUNT] = account
         record.properties = encode_properties(properties)
-        size = len(record.properties.encode())
-        if size > PROPERTIES_MAX - COPY_ROOM:
-            raise for_code(
-                ResponseCode.MESSAGE_ILLEGAL,
-                f"the message is illegal: the properties have {size} bytes. properties length limit of a "
-                f"message with a delivery time {PROPERTIES_MAX - COPY_ROOM}B.",
-            )
+        check_room(record.properties, PROPERTIES_MAX - COPY_ROOM, "message with a delivery time")
         self._places.take(record, maker)
         record.topic, record.queue_id, record.tags_code = TIMER_TOPIC, 0, due_ms
 
@@ -570,7 +566,7 @@ def _copy_of(message: StoredMessage, offset: int, due_ms: int) -> Record:
     if PROPERTY_RECALLED not in properties:
         marked = properties | {PROPERTY_TIMER_REPLACES: str(offset)}
         record = record_of(message, TIMER_TOPIC, 0, marked, due_ms)
-        if len(record.properties.encode()) <= PROPERTIES_MAX:
+        if has_room(record):
             return record
     return record_of(message, TIMER_TOPIC, 0, properties, due_ms)
 

@@ -171,14 +171,14 @@ class LeasedConsumer(AsyncResource):
 
     async def _give_back(self) -> None:
         """Take no more messages, and give back the messages that wait for a handler."""
-        waiting = deque(self._ready.entries)
+        waiting = list(self._ready.entries)
         self._ready.close()
         self._has_room.set()
         self._receiving.cancel()
-        silent = Counter[str]()
+        silent, left = Counter[str](), iter(waiting)
         async with anyio.create_task_group() as tasks:
             for _ in range(min(RELEASES_AT_ONCE, len(waiting))):
-                tasks.start_soon(self._release_all, waiting, silent)
+                tasks.start_soon(self._inner._release_all, left, silent, self._log_failed_nack)
         for broker, count in silent.items():
             text = "%s: broker %s cannot be reached: %d messages are redelivered when their leases end"
             log.warning(text, self.group, broker, count)
@@ -249,7 +249,7 @@ class LeasedConsumer(AsyncResource):
                 await anyio.sleep(FAILED_SECONDS)
                 continue
             if self._is_stopping:
-                await self._release_all(deque(found), Counter())
+                await self._inner._release_all(found, Counter(), self._log_failed_nack)
                 return
             is_fast = lasted < FAST_SECONDS and self._handled - handled >= size // 2
             if is_fast and len(found) >= room:
@@ -348,21 +348,6 @@ class LeasedConsumer(AsyncResource):
     def _log_failed_nack(self, message: ReceivedMessage, error: Exception) -> None:
         text = "%s: message %s is redelivered when its lease ends: %s"
         log.warning(text, self.group, message.message_id, error)
-
-    async def _release_all(self, messages: deque[ReceivedMessage], silent: Counter[str]) -> None:
-        """Give back messages that no handler has seen. In `silent` are the brokers that did not answer, with
-        the number of their messages: they are asked once, not for each message."""
-        while messages:
-            message = messages.popleft()
-            if message.broker_name in silent:
-                silent[message.broker_name] += 1
-                continue
-            try:
-                await self._inner.release(message)
-            except (*NETWORK_ERRORS, NoRoute):
-                silent[message.broker_name] += 1
-            except FAILURES as error:
-                self._log_failed_nack(message, error)
 
     async def _acknowledge(self) -> None:
         """Send acknowledgements, in batches: the next batch is gathered during a request."""

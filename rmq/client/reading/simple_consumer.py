@@ -8,6 +8,7 @@ these consumers.
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from math import ceil
@@ -24,6 +25,7 @@ from rmq.client.consume.workers import Workers
 from rmq.client.reading.pops import Pops
 from rmq.client.reading.taking_member import Taker, TakingMember
 from rmq.client.session.requests import FAILURES as REQUEST_FAILURES
+from rmq.client.session.routes import keep_rows
 from rmq.client.session.session import Session
 from rmq.errors import (
     NETWORK_ERRORS,
@@ -217,19 +219,30 @@ class SimpleConsumer(AsyncResource):
         hold requests, and would lease messages to a consumer that nobody asks any more."""
         self._is_taking = False
         left, self._ready = self._ready, []
-        await self._release_all(left)
+        await self._release_all(left, Counter(), self._note_refused)
 
-    async def _release_all(self, messages: Iterable[ReceivedMessage]) -> None:
-        """Give back messages; a broker that does not answer is asked once. Their leases end by themselves."""
-        silent = set[str]()
+    async def _release_all(
+        self,
+        messages: Iterable[ReceivedMessage],
+        silent: Counter[str],
+        refused: Callable[[ReceivedMessage, Exception], None],
+    ) -> None:
+        """Give back messages; without it their leases end by themselves. In `silent` are the brokers that did
+        not answer, with the number of their messages: they are asked once, not for each message. `refused` is
+        called with a message that its broker does not take back, and the error."""
         for message in messages:
-            if message.broker_name not in silent:
-                try:
-                    await self.release(message)
-                except (*NETWORK_ERRORS, NoRoute):
-                    silent.add(message.broker_name)
-                except FAILURES as error:
-                    log.debug("%s: a message is not given back: %s", self.group, error)
+            if message.broker_name in silent:
+                silent[message.broker_name] += 1
+                continue
+            try:
+                await self.release(message)
+            except (*NETWORK_ERRORS, NoRoute):
+                silent[message.broker_name] += 1
+            except FAILURES as error:
+                refused(message, error)
+
+    def _note_refused(self, message: ReceivedMessage, error: Exception) -> None:
+        log.debug("%s: a message is not given back: %s", self.group, error)
 
     def check_ready(self) -> None:
         """Raises NotReady while no broker answers this consumer's requests, or when its background tasks have
@@ -308,10 +321,8 @@ class SimpleConsumer(AsyncResource):
             if not self._known.issuperset(places):
                 self._scope.tasks.start_soon(self._session.join, self.group)
             self._known = set(places)
-            for place in self._paused.keys() - places.keys():
-                del self._paused[place]
-            for place in self._unanswered.keys() - places.keys() - self._polling:
-                del self._unanswered[place]
+            keep_rows(self._paused, places)
+            keep_rows(self._unanswered, places.keys() | self._polling)
         return list(places)
 
     def _poll(self, places: Iterable[Place], most: int, wait: float, invisible: float) -> None:
@@ -360,7 +371,7 @@ class SimpleConsumer(AsyncResource):
             if self._is_taking:
                 self._ready += found  # after the wait: other tasks take from the list during it
             else:
-                await self._release_all(found)
+                await self._release_all(found, Counter(), self._note_refused)
         except Exception as error:
             answered.fail(error)
         except BaseException:
