@@ -343,7 +343,7 @@ def fuzz_engine(session: nox.Session) -> None:
     spark = "tests/spark/formats/test_plain_records.py"
     engines = ("tests/stateful/test_engines.py", "tests/stateful/test_signed_engines.py")
     runs = ("tests/stateful/test_many_runs.py", "tests/stateful/test_pull_runs.py")
-    runs += ("tests/stateful/test_take_runs.py", "tests/unit/grpc/test_plain_sends.py")
+    runs += ("tests/stateful/test_take_runs.py", "tests/unit/grpc/compiled")
     tests = (*engines, *runs, *client, spark)
     session.run("python", "-m", "pytest", *tests, *session.posargs, env=watched | seeds)
 

@@ -18,15 +18,17 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from attrs import field
 
+from rmq.protocol.record import decode_record
+
 if TYPE_CHECKING:
-    from attrs import frozen
+    from attrs import define, frozen
 
     from rmq.errors import ResponseError, RmqError
     from rmq.message import Message, StoredMessage
     from rmq.protocol.bodies import ConsumeMessageDirectlyResult
     from rmq.shares import Holders
 else:
-    from rmq.lazy_attrs import frozen
+    from rmq.lazy_attrs import define, frozen
 
 PUBLISH: Final = "publish"
 """To send to a topic."""
@@ -135,14 +137,26 @@ class TakeRequest:
     sys_flag: int = field(default=4, init=False)
 
 
-@frozen
+@define(eq=False)
 class TakenMessage:
     """A message that a consumer has taken. `attempt` is 1 on the first delivery. To acknowledge, extend or
     give back the message, name it by `handle`."""
 
-    message: StoredMessage
+    _message: StoredMessage | None
+    """None until it is asked for: then `records` has it."""
     handle: str
     attempt: int
+    records: bytes = b""
+    """Stored records, of which the one at the place `at` is the message's, whole and not compressed; or
+    nothing, for a message that is known otherwise."""
+    at: int = 0
+
+    @property
+    def message(self) -> StoredMessage:
+        """The message."""
+        if self._message is None:
+            self._message = decode_record(self.records, self.at, check_crc=False)
+        return self._message
 
 
 OnTaken = Callable[["Sequence[TakenMessage] | ResponseError"], None]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, Final
 
 from google.protobuf.descriptor import FieldDescriptor
@@ -23,6 +23,7 @@ from rmq.message import (
     PROPERTY_UNIQUE_KEY,
     StoredMessage,
 )
+from rmq.protocol import engine
 from rmq.protocol.properties import PROPERTY_DELAY_SEC, PROPERTY_DELIVER_MS, PROPERTY_SHARDING_KEY
 from rmq_grpc import schema
 from rmq_grpc.messages import (
@@ -37,8 +38,11 @@ from rmq_grpc.messages import (
 from rmq_grpc.statuses import status
 
 if TYPE_CHECKING:
+    from types import ModuleType
+
     from rmq.gateway import Sent
     from rmq.plugin import TakenMessage
+    from rmq.protocol._engine import CallMessages
 
 _ONE_BYTE: Final = tuple(bytes((number,)) for number in range(128))
 _VARINT, _SIZED = 0, 2
@@ -155,6 +159,11 @@ def received(found: Iterable[TakenMessage], invisible_ms: int) -> list[bytes]:
     """A `ReceiveMessageResponse` for each message that was taken."""
     made = []
     for one in found:
+        if one.records and _writer is not None:
+            data = _writer.message(one.records, one.at, one.handle, one.attempt, invisible_ms)
+            if data is not None:
+                made.append(data)
+                continue
         head, body = _head(one.message, one.handle, one.attempt, invisible_ms), one.message.body
         made.append(b"".join((_RECEIVED, varint(len(head) + len(body)), head, body)))
     return made
@@ -216,6 +225,24 @@ _SPECIAL: Final = frozenset(
 )
 """Properties that tell the type of a message, or have a field in few messages."""
 _SILENT: Final = SYSTEM_PROPERTIES - _SPECIAL
+MESSAGE_PARTS: Final = (
+    *(_RECEIVED, _OF_MESSAGE["topic"], _keys("Resource")["name"], _PROPERTY, _SYSTEM, _BODY, _TAG, _KEYS),
+    *(_HANDLE, _ID, _DIGEST, _KINDS["NORMAL"], _KINDS["FIFO"], _BORN, _BORN_HOST, _STORED, _STORE_HOST),
+    *(_OFFSET, _QUEUE, _OF_SYSTEM["invisible_duration"], _ATTEMPT, _GROUP),
+)
+"""The constant parts of a message, for the compiled engine."""
+
+
+def _make_writer(compiled: ModuleType | None) -> CallMessages | None:
+    """The compiled writer of messages; None without the compiled engine."""
+    if compiled is None:
+        return None
+    md5 = partial(hashlib.md5, usedforsecurity=False)
+    made: CallMessages = compiled.CallMessages(MESSAGE_PARTS, _SILENT, _SPECIAL, md5)
+    return made
+
+
+_writer: Final = _make_writer(engine.compiled)
 
 
 def _special(name: str, value: str, properties: dict[str, str]) -> bytes:

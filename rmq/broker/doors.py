@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 from attrs import evolve
 
 from rmq.broker.consume.long_polling import ParkedRead
-from rmq.broker.consume.per_message.handles import handle_text
+from rmq.broker.consume.per_message.handles import handle_head
 from rmq.broker.consume.per_message.polls import HeldTake
 from rmq.broker.consume.read import MOVED, SUCCESS
 from rmq.broker.filtering.subscription import parse_subscription
@@ -45,6 +45,7 @@ from rmq.message import (
     validate_group,
 )
 from rmq.plugin import StoredEvent, account_of
+from rmq.protocol import engine
 from rmq.protocol.bodies import ConsumerData
 from rmq.protocol.codes import (
     PERM_READ,
@@ -60,6 +61,7 @@ from rmq.protocol.headers import (
     RecallMessageRequestHeader,
     UpdateConsumerOffsetRequestHeader,
 )
+from rmq.protocol.record import MESSAGE_MAGIC
 
 if TYPE_CHECKING:
     from rmq.broker.consume.long_polling import Found
@@ -551,14 +553,27 @@ def taken_messages(found: Sequence[Handed], broker_name: str) -> tuple[list[Take
     left: list[str] = []
     room = PLAIN_BYTES
     for one in found:
-        lease = one.start, one.taken_ms, one.invisible_ms, broker_name, one.queue_id
+        head = handle_head(one.start, one.taken_ms, one.invisible_ms, broker_name, one.queue_id)
+        attempt = one.attempt
         for buffer in one.buffers:
-            fit, others = readable(memoryview(buffer), log, room)
+            rest: bytes | memoryview = memoryview(buffer)
+            if engine.compiled is not None:
+                records = bytes(rest)
+                plain, end = engine.compiled.plain_records(records, MESSAGE_MAGIC)
+                if sum(size for _, _, _, size in plain) <= room:
+                    rest = rest[end:]
+                    for at, offset, position, size in plain:
+                        room -= size
+                        handle = f"{head}{offset} {position}"
+                        messages.append(TakenMessage(None, handle, attempt, records, at))
+            if not rest:
+                continue
+            fit, others = readable(rest, log, room)
             for message in fit:
                 room -= len(message.body)
-                handle = handle_text(*lease, message.queue_offset, message.physical_offset)
-                messages.append(TakenMessage(message, handle, one.attempt))
-            left += [handle_text(*lease, other.queue_offset, other.physical_offset) for other in others]
+                handle = f"{head}{message.queue_offset} {message.physical_offset}"
+                messages.append(TakenMessage(message, handle, attempt))
+            left += [f"{head}{other.queue_offset} {other.physical_offset}" for other in others]
     return messages, left
 
 

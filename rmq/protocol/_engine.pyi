@@ -208,6 +208,30 @@ class CallSends:
         are data. `parts` are the block of the headers; the status of an answer, the key of its entry, the
         entry's status, the keys of the message id and of the offset; and the block of the trailers."""
 
+# Answers to gRPC's ReceiveMessage; they are in `_receives.pxi`.
+
+def plain_records(data: bytes, magic: int) -> tuple[list[tuple[int, int, int, int]], int]:
+    """The good records with two IPv4 hosts and a body that is not compressed, from the first on up to any
+    other: the place in `data`, the queue offset, the physical offset and the bytes of the body of each; and
+    the place behind them."""
+
+class CallMessages:
+    """Writes stored records as the ReceiveMessageResponse of each."""
+
+    def __init__(
+        self,
+        parts: tuple[bytes, ...],
+        silent: Collection[str],
+        special: Collection[str],
+        md5: Callable[[bytes], Any],
+    ) -> None:
+        """`parts` are `rmq_grpc.encoding.MESSAGE_PARTS`. Clients do not see the properties `silent`; records
+        with a property of `special` are not plain. `md5` is that of hashlib."""
+
+    def message(self, data: bytes, at: int, handle: str, attempt: int, invisible_ms: int) -> bytes | None:
+        """The answer for the record of `plain_records` at a place in `data`; None for one that is not
+        plain."""
+
 # Pulls in runs; they are in `_pulls.pxi`.
 
 class PullRun:

@@ -116,7 +116,7 @@ cdef extern from *:
 rmq_crc_start()
 cdef int FOLDS = rmq_crc_folds()
 
-SEAM = 16
+SEAM = 17
 
 cdef enum:
     LETTERS = 14  # a to n: the short names of a send's fields
@@ -1725,6 +1725,7 @@ include "_client.pxi"
 include "_pulls.pxi"
 include "_takes.pxi"
 include "_grpc.pxi"
+include "_receives.pxi"
 include "_frames.pxi"
 include "_columns.pxi"
 include "_copies.pxi"

@@ -19,7 +19,7 @@ from typing import Final
 
 from rmq.errors import ConfigError
 
-SEAM: Final = 16
+SEAM: Final = 17
 """Version of the interface to the compiled engine: both sides count it up when the interface changes."""
 VARIABLE: Final = "RMQ_ENGINE"
 STALE: Final = "it was built from other sources, build it again"

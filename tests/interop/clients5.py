@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
 import pytest
@@ -370,13 +370,16 @@ class Verdict:
     """Delivered for the first time after one that was sent later."""
 
 
-def judge(sender: Job, consumers: list[Job], every: float = 0.0) -> Verdict:
-    """Judge what the programs have said. Bodies are numbered in the order in which they were sent."""
+def judge(sender: Job, consumers: list[Job], every: float = 0.0, kills: Sequence[float] = ()) -> Verdict:
+    """Judge what the programs have said. Bodies are numbered in the order in which they were sent. The broker
+    was killed at the times `kills`: it may have stored the send under way, which is tried again."""
     sent = [row[0] for row in sender.told("sent")]
     unsure, before = set(), None
     for body, at in zip(sent, sender.times("sent"), strict=True):
-        if before is not None and at - before > SLOW_SECONDS + every:
-            unsure.add(body)
+        if before is not None:
+            is_slow = at - before > SLOW_SECONDS + every
+            if is_slow or any(before - SLOW_SECONDS <= kill <= at for kill in kills):
+                unsure.add(body)
         before = at
     events = sorted(
         (at, row[0], row[1], row[2] if row[0] == "message" else "")

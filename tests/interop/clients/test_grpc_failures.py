@@ -71,6 +71,7 @@ def test_nothing_is_lost_or_comes_again_when_the_broker_is_killed(jobs: Jobs, br
     consumers = [jobs(broker.address, "simple", **options).started() for _ in range(2)]
     bodies = ",".join(f"m{number}" for number in range(1_500))
     sender = jobs(broker.address, "send", topic=topic, bodies=bodies, retry="yes", every=10).started()
+    kills = []
     for number in range(KILLS):
         acked = sum(len(job.told("acked")) for job in consumers)
         consumers[0].until(
@@ -78,12 +79,13 @@ def test_nothing_is_lost_or_comes_again_when_the_broker_is_killed(jobs: Jobs, br
             PATIENCE,
         )
         time.sleep(0.05 * number)
+        kills.append(time.monotonic())
         broker.kill()
         broker.start()
     sender.until(lambda job: job.child.poll() is not None, PATIENCE)
     finished(sender, consumers, SECONDS)
     assert len(sender.told("sent")) == 1_500
-    verdict = judge(sender, consumers, 0.01)
+    verdict = judge(sender, consumers, 0.01, kills)
     assert (verdict.lost, verdict.again, verdict.doubled) == ([], [], [])
 
 

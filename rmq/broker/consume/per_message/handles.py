@@ -61,7 +61,12 @@ def handle_text(
     position: int = 0,
 ) -> str:
     """The text of a handle."""
-    return f"{start} {taken_ms} {invisible_ms} 0 0 {broker_name} {queue_id} {offset} {position}"
+    return f"{handle_head(start, taken_ms, invisible_ms, broker_name, queue_id)}{offset} {position}"
+
+
+def handle_head(start: int, taken_ms: int, invisible_ms: int, broker_name: str, queue_id: int) -> str:
+    """The text of a handle up to the offset, which is the same for all messages of a lease."""
+    return f"{start} {taken_ms} {invisible_ms} 0 0 {broker_name} {queue_id} "
 
 
 def parse_handle(text: str) -> Handle:
