@@ -33,6 +33,8 @@ import datetime
 import os
 import pathlib
 import platform
+import signal
+import sys
 from collections.abc import Iterator
 from statistics import median
 
@@ -131,6 +133,7 @@ def parsed() -> argparse.Namespace:
 
 def main() -> None:
     options = parsed()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # its servers end, too
     if options.realtime:
         os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))  # all that it starts has it, too
     given = {"rmq": "", "rmq, pure": "", "rmq, 2 processes": ""}

@@ -18,22 +18,39 @@ from collections.abc import Callable, Iterator
 
 import attrs
 
-from benchmarks.peers.servers import CACHE, DISK, Durability, Server, rmq
+from benchmarks.peers.servers import CACHE, DISK, Durability, Server, rmq, rmq_command, serving
 from benchmarks.peers.sets import rmq_set
 from benchmarks.peers.turns import Figures, Row, rows_of, run_load, tell
 from benchmarks.peers.wires import Histogram, Rmq, latencies
-from benchmarks.scale import Link, drain, make_topic, send
+from benchmarks.scale import Link, drain, make_topic, pull, send
 from rmq.protocol.codes import RequestCode
 from rmq.protocol.command import Command
+from rmq.protocol.frames import encode
 from rmq.protocol.record import encode_batch
 
-PORT, BESIDE_PORT, METRICS_PORT, SET_PORT = 27_900, 27_920, 27_930, 27_940
+PORT, BESIDE_PORT, METRICS_PORT, SET_PORT, FULL_PORT = 27_900, 27_920, 27_930, 27_940, 27_970
 LOG_FILE_BYTES = 64 << 20
 LARGE, LARGE_BYTES = 2000, 1 << 19
 """Messages that make the log long before its files are deleted."""
 QUEUES = 1000
 """Of which a scrape tells something each."""
 SCRAPE_SECONDS = 1.0
+PULLS, SLOW_BYTES = 64, 1 << 14
+"""Pulls that a slow reader has in flight, and the bytes that it reads each 10 ms."""
+HELD, FULL_QUEUES, HOLD_MS = 10_000, 100, 300_000
+"""Held pulls, 100 to a connection, each of a queue of its own: objects through which a collection looks."""
+COLLECTING = """
+import gc, sys, threading, time
+def collect():
+    while True:
+        time.sleep(1.0)
+        gc.collect()
+threading.Thread(target=collect, daemon=True).start()
+sys.argv[0] = "rmq"
+from rmq.__main__ import main
+main()
+"""
+"""A broker that collects all of its garbage each second; by itself it seldom does."""
 TRIES_SECONDS = 60.0
 """How long an election may take."""
 WORK = "sends at a steady rate"
@@ -45,6 +62,9 @@ SECTION = Durability(
         QUIET: "nothing else; the log is synced each 0.5 s",
         "scrapes": f"/metrics is asked for each second; the broker has {QUEUES:,} queues more",
         "syncs": "another broker with SYNC_FLUSH on the same disk, 256 in flight at it",
+        "slow reader": f"{PULLS} pulls of 256 messages in flight on a connection that reads 1.6 MB a second",
+        "collections": f"a broker with {HELD:,} held pulls looks through all of its objects each second",
+        "the same, by itself": f"a broker with {HELD:,} held pulls, which collects when it wants to",
         "cold reader": "a backlog that is not in the page cache is pulled, 256 messages a pull",
         "retention": "1 GiB of log in files of 64 MiB, of which all but two are deleted",
         "election": "a set of three, on three disks (durability=replicated), whose master is killed",
@@ -108,11 +128,53 @@ def read_cold(folder: str) -> None:
     drain(Link(PORT), 0, "*")
 
 
+@contextlib.contextmanager
+def slow_reader() -> Iterator[None]:
+    """A connection whose answers come faster than it reads."""
+    link, is_over = Link(PORT), threading.Event()
+    for number in range(PULLS):
+        link.sock.sendall(encode(pull("Backlog", number % 4, number)))
+
+    def run() -> None:
+        while not is_over.wait(0.01):
+            link.sock.recv(SLOW_BYTES)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join()
+        link.sock.close()
+
+
+@contextlib.contextmanager
+def full(folder: str, *, collects: bool) -> Iterator[Server]:
+    """A broker with many held pulls, which collects garbage each second or by itself."""
+    settings = {"listenPort": str(FULL_PORT), "storePathRootDir": folder, "haEnable": "false"}
+    command = rmq_command("broker", settings | {"osPageCacheBusyTimeOutMills": "10000"})
+    if collects:
+        command[1:3] = ["-c", COLLECTING]
+    with serving("rmq", FULL_PORT, command) as server:
+        link = Link(FULL_PORT)
+        holders = [Link(FULL_PORT) for _ in range(HELD // FULL_QUEUES)]
+        for number, holder in enumerate(holders):
+            make_topic(link, f"Full{number}", FULL_QUEUES)
+            for queue in range(FULL_QUEUES):
+                holder.sock.sendall(encode(pull(f"Full{number}", queue, 0, suspend_ms=HOLD_MS)))
+        time.sleep(2.0)
+        yield server
+        for holder in holders:
+            holder.sock.close()
+
+
 def disturbances(folder: str) -> Iterator[tuple[str, contextlib.AbstractContextManager[None]]]:
     """What goes on beside the sends to the first broker."""
     yield QUIET, contextlib.nullcontext()
     yield "scrapes", beside(scrape, SCRAPE_SECONDS)
     yield "syncs", syncs(f"{folder}/beside")
+    yield "slow reader", slow_reader()
     yield "cold reader", beside(lambda: read_cold(f"{folder}/broker"), 0.0)
 
 
@@ -222,6 +284,10 @@ def rows(options: argparse.Namespace) -> list[Row]:
                     _add(results, number, "retention", paced(server, options))
                 left = len(list(pathlib.Path(folder, "short", "commitlog").iterdir()))
                 tell("retention: files of the log before and after", before, left)
+        for name, collects in (("the same, by itself", False), ("collections", True)):
+            with full(f"{folder}/full{collects:d}", collects=collects) as server:
+                for number in range(-1, options.rounds):
+                    _add(results, number, name, paced(server, options))
         try:
             _add(results, 0, "election", election(f"{folder}/set", options))
         except TimeoutError as error:
