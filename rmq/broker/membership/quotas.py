@@ -31,19 +31,24 @@ DEBT_SECONDS: Final = 60.0
 SHORTEST_WAIT_SECONDS: Final = 1e-6
 """A shorter wait is none. It is an error of rounding: the clock may show the same time after it."""
 ACCOUNTS_MAX: Final = 10_000
-"""Accounts that are counted; those that have used nothing for longest are forgotten first."""
+"""Accounts that are counted; those that have asked for nothing for longest are forgotten first."""
 
 
 class _Bucket:
-    """The present budget of an account for a figure: at most a second's worth, negative for a debt."""
+    """The present budget of an account for a figure: at most a second's worth, negative for a debt. A new
+    rate begins with a full bucket; with the rate 0 everything may be used."""
 
     __slots__ = ("at", "left", "rate")
 
-    def __init__(self, rate: float, now: float) -> None:
-        self.rate, self.left, self.at = rate, rate, now
+    def __init__(self) -> None:
+        self.rate = self.left = self.at = 0.0
 
-    def wait(self, now: float) -> float:
-        """Seconds until something may be used."""
+    def wait(self, rate: float, now: float) -> float:
+        """Seconds until something may be used at this rate."""
+        if rate != self.rate:
+            self.rate, self.left, self.at = rate, rate, now
+        if not rate:
+            return 0.0
         self.left = min(self.rate, self.left + max(0.0, now - self.at) * self.rate)
         self.at = now
         wait = -self.left / self.rate
@@ -51,6 +56,19 @@ class _Bucket:
 
     def use(self, amount: float) -> None:
         self.left = max(self.left - amount, -DEBT_SECONDS * self.rate)
+
+
+class _Budget:
+    """What an account may send, or be given: messages and bytes."""
+
+    __slots__ = ("messages", "size")
+
+    def __init__(self) -> None:
+        self.messages, self.size = _Bucket(), _Bucket()
+
+    def use(self, messages: int, size: int) -> None:
+        self.messages.use(messages)
+        self.size.use(size)
 
 
 class Throttled:
@@ -81,7 +99,8 @@ class Quotas:
     ) -> None:
         self._clock = clock
         self._quota_of = quota_of
-        self._buckets: dict[tuple[str, str], _Bucket] = {}
+        self._budgets: dict[tuple[str, str], _Budget] = {}
+        # by account and kind; the one that was asked for last is last
         self.throttled: dict[tuple[str, str], Throttled] = {}
         """By account and kind, `produce` or `consume`: for metrics."""
 
@@ -92,11 +111,11 @@ class Quotas:
         if found is None:
             return 0.0
         account, quota = found
-        wait = self._wait(account, quota, "produce")
+        budget, wait = self._budget(account, quota, "produce")
         if wait > most:
             self._note(account, "produce").refuse()
             raise throttled(account, "produce", wait)
-        self._use(account, quota, "produce", messages, size)
+        budget.use(messages, size)
         if wait:
             self._held(account, "produce", wait)
         return wait
@@ -106,7 +125,7 @@ class Quotas:
         found = self._quota_of(peer)
         if found is None:
             return 0.0
-        wait = min(self._wait(*found, "consume"), HOLD_PULL_SECONDS)
+        wait = min(self._budget(*found, "consume")[1], HOLD_PULL_SECONDS)
         if wait:
             self._held(found[0], "consume", wait)
         return wait
@@ -114,41 +133,28 @@ class Quotas:
     def consumed(self, peer: Peer, messages: int, size: int) -> None:
         """Count messages that a consumer was given."""
         if (found := self._quota_of(peer)) is not None:
-            self._wait(*found, "consume")
-            self._use(*found, "consume", messages, size)
+            self._budget(*found, "consume")[0].use(messages, size)
 
-    def _rates(self, quota: Quota, kind: str) -> tuple[tuple[str, float], ...]:
-        if kind == "produce":
-            return (("produce messages", quota.produce_messages), ("produce bytes", quota.produce_bytes))
-        return (("consume messages", quota.consume_messages), ("consume bytes", quota.consume_bytes))
-
-    def _wait(self, account: str, quota: Quota, kind: str) -> float:
-        now, longest = self._clock(), 0.0
-        for name, rate in self._rates(quota, kind):
-            key = account, name
-            if not rate:
-                self._buckets.pop(key, None)
-                continue
-            bucket = self._buckets.get(key)
-            if bucket is None or bucket.rate != rate:
-                while len(self._buckets) >= 4 * ACCOUNTS_MAX:
-                    del self._buckets[next(iter(self._buckets))]
-                bucket = self._buckets[key] = _Bucket(rate, now)
-            longest = max(longest, bucket.wait(now))
-        return longest
-
-    def _use(self, account: str, quota: Quota, kind: str, messages: int, size: int) -> None:
-        for (name, rate), amount in zip(self._rates(quota, kind), (messages, size), strict=True):
-            if rate:
-                self._buckets[account, name].use(amount)
+    def _budget(self, account: str, quota: Quota, kind: str) -> tuple[_Budget, float]:
+        """The budget of an account, and the seconds until it may be used."""
+        budget = self._budgets.pop((account, kind), None) or _Budget()
+        while len(self._budgets) >= 2 * ACCOUNTS_MAX:
+            del self._budgets[next(iter(self._budgets))]
+        self._budgets[account, kind] = budget
+        is_sent, now = kind == "produce", self._clock()
+        messages = quota.produce_messages if is_sent else quota.consume_messages
+        size = quota.produce_bytes if is_sent else quota.consume_bytes
+        return budget, max(budget.messages.wait(messages, now), budget.size.wait(size, now))
 
     def _held(self, account: str, kind: str, seconds: float) -> None:
         self._note(account, kind).hold(seconds)
 
     def _note(self, account: str, kind: str) -> Throttled:
+        noted = self.throttled.pop((account, kind), None) or Throttled()
         while len(self.throttled) >= 2 * ACCOUNTS_MAX:
             del self.throttled[next(iter(self.throttled))]
-        return self.throttled.setdefault((account, kind), Throttled())
+        self.throttled[account, kind] = noted
+        return noted
 
 
 def throttled(account: str, kind: str, seconds: float) -> ResponseError:

@@ -168,8 +168,40 @@ def test_accounts_that_are_counted_are_bounded(monkeypatch: pytest.MonkeyPatch) 
         quotas.produce(peer, 5, 5, most=9)
         quotas.produce(peer, 5, 5, most=9)
         quotas.consumed(peer, 5, 5)
-    assert len(quotas._buckets) <= 12
+    assert len(quotas._budgets) <= 6
     assert len(quotas.throttled) <= 6
+
+
+def test_a_changed_quota_is_counted_while_as_many_accounts_as_possible_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "ACCOUNTS_MAX", 2)
+    table = {"app": Quota(produce_messages=10)}
+    quotas = module.Quotas(
+        lambda: 0.0, lambda peer: (str(peer), table.get(str(peer), Quota(consume_messages=1)))
+    )
+    app: Any = "app"
+    quotas.produce(app, 1, 1)
+    for number in range(7):
+        peer: Any = number
+        quotas.consumed(peer, 1, 1)
+    table["app"] = Quota(produce_messages=10, produce_bytes=100)
+    quotas.produce(app, 1, 500)
+    with pytest.raises(SystemBusy, match="app is over its quota"):
+        quotas.produce(app, 1, 1)
+
+
+def test_a_debt_is_not_forgotten_for_accounts_that_come_and_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "ACCOUNTS_MAX", 2)
+    quotas = module.Quotas(lambda: 0.0, lambda peer: (str(peer), Quota(1, 1, 1, 1)))
+    app: Any = "app"
+    quotas.produce(app, 5, 5)
+    for number in range(20):
+        peer: Any = number
+        quotas.produce(peer, 1, 1)
+        with pytest.raises(SystemBusy, match="app is over its quota"):
+            quotas.produce(app, 1, 1)
+    assert quotas.throttled["app", "produce"].refused == 20
 
 
 @pytest.mark.parametrize(
