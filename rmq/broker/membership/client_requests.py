@@ -239,9 +239,9 @@ class ClientRequests:
 
     def _member(self, group: str, client_id: str) -> Member:
         known = self._clients.consumer_group(group)
-        for member in () if known is None else known.members.values():
-            if member.client_id == client_id:
-                return member
+        found = {} if known is None else known.with_id(client_id)
+        if found:
+            return found[next(reversed(found))]
         raise for_code(_FAILED, f"The Consumer <{group}> <{client_id}> not online")
 
     def _forward(
@@ -272,7 +272,7 @@ class ClientRequests:
         if group is None:
             raise for_code(_FAILED, f"No Any Consumer online in the consumer group: [{header.group}]")
         client_id = header.client_addr
-        members = [one for one in group.members.values() if not client_id or one.client_id == client_id]
+        members = list((group.with_id(client_id) if client_id else group.members).values())
         question = GetConsumerStatusRequestHeader(header.topic, header.group)
         gathering = Gathering(request, connection, len(members))
         for member in members:

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from operator import length_hint
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeGuard
 
 from rmq.broker.filtering.subscription import is_tag_type
 from rmq.broker.membership.heartbeat_json import read_heartbeat
@@ -122,19 +122,15 @@ class Clients:
         return self._consumers.get(group)
 
     def consumer_ids(self, group: str) -> list[str]:
-        """The client ids of a consumer group, in order of arrival, each once.
-
-        A client that comes again before its old connection ends would else get two shares of the queues.
-        """
+        """The client ids of a consumer group, in order of arrival, each once."""
         known = self._consumers.get(group)
-        return [] if known is None else list(dict.fromkeys(one.client_id for one in known.members.values()))
+        return [] if known is None else known.client_ids
 
     def only_member(self, group: str, client_id: str) -> Member | None:
         """The member of a consumer group that has a client id; None when several connections have it."""
         known = self._consumers.get(group)
-        members = () if known is None else known.members.values()
-        found = [member for member in members if member.client_id == client_id]
-        return found[0] if len(found) == 1 else None
+        members = () if known is None else known.with_id(client_id).values()
+        return next(iter(members)) if len(members) == 1 else None
 
     def producers(self, group: str) -> list[Member]:
         """The members of a producer group, in order of arrival."""
@@ -214,9 +210,9 @@ class Clients:
             member = Member(data.client_id, language, version, connection, now, now, stamp_ms)
             members_of = self._producers.setdefault(producer.group_name, {})
             before = members_of.get(connection)
-            if before is not None and before.client_id != data.client_id:
+            if _is_renamed(before, member, producer.group_name):
                 replaced.append(before)
-            self._joined(producer.group_name, members_of, member)
+            members_of[connection] = member
             self._remember(connection, "producer", producer.group_name)
         if replaced:
             self._release(connection, replaced)
@@ -346,10 +342,10 @@ class Clients:
         group.consume_type = consumer.consume_type
         group.message_model = consumer.message_model
         group.consume_from_where = consumer.consume_from_where
-        before = group.members.get(member.connection)
-        if before is not None and before.client_id != member.client_id:
+        before = group.put(member)
+        if _is_renamed(before, member, group.name):
             self.conflicts.left(group.name, before)
-        is_new = self._joined(group.name, group.members, member)
+        is_new = before is None
         subscriptions = with_past_versions(consumer.subscription_data_set, member.stamp_ms)
         is_changed = group.subscribe(subscriptions)
         self._filters.register(group.name, subscriptions, self._holders_of(member.connection))
@@ -359,14 +355,6 @@ class Clients:
         if is_new and consumer.unit_mode:
             log.warning("group %s: unit mode is ignored", group.name)
         return is_new or is_changed
-
-    def _joined(self, group: str, members: dict[MemberConnection, Member], member: Member) -> bool:
-        """Put a member into a table; whether its connection is new there."""
-        known = members.get(member.connection)
-        if known is not None and known.client_id != member.client_id:
-            log.warning("%s of group %s is now %s", known.client_id, group, member.client_id)
-        members[member.connection] = member
-        return known is None
 
     def _remember(self, connection: MemberConnection, kind: str, group: str) -> None:
         mine = self._of_connection.setdefault(connection, set())
@@ -433,7 +421,7 @@ class Clients:
             del self._of_connection[connection]
             del self._holders[connection]
         members = self._members(kind, group)
-        member = members.pop(connection)
+        member = self._consumers[group].remove(connection) if kind == "consumer" else members.pop(connection)
         if kind == "consumer":
             self.conflicts.left(group, member)
         elif is_cut or not self._is_producer(connection, member.client_id):
@@ -474,10 +462,10 @@ class Clients:
 
     def _on_consumer_list(self, request: Command, connection: Any, now: int) -> Command:
         group = request.read(GetConsumerListByGroupRequestHeader).consumer_group
-        ids = self.consumer_ids(group)
-        if not ids:
+        known = self._consumers.get(group)
+        if known is None:
             raise for_code(ResponseCode.SYSTEM_ERROR, f"no consumer for this group, {group}")
-        return request.reply(header={}, body=bodies.GetConsumerListByGroupResponseBody(ids).to_json())
+        return request.reply(header={}, body=known.ids_text)
 
     def _on_check(self, request: Command, connection: Any, now: int) -> Command:
         subscription = bodies.CheckClientRequestBody.from_request(request.body).subscription_data
@@ -520,6 +508,14 @@ def _since(group: ConsumerGroup | None, client_id: str, connection: MemberConnec
     """Time at which a client joined a group: now, if it was not a member."""
     known = None if group is None else group.members.get(connection)
     return known.since_ms if known is not None and known.client_id == client_id else now
+
+
+def _is_renamed(before: Member | None, member: Member, group: str) -> TypeGuard[Member]:
+    """True if the connection of a member was another member of the group before."""
+    if before is None or before.client_id == member.client_id:
+        return False
+    log.warning("%s of group %s is now %s", before.client_id, group, member.client_id)
+    return True
 
 
 def _log_joined(changed: dict[str, Member]) -> None:

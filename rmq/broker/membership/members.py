@@ -18,13 +18,14 @@ two accounts have the same id, no reply goes to either. Without access control a
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from attrs import evolve, field
 
 from rmq.broker.filtering.subscription import VERSION_AHEAD_MS, is_tag_type
 from rmq.message import retry_topic
+from rmq.protocol.bodies import GetConsumerListByGroupResponseBody
 
 if TYPE_CHECKING:
     from attrs import define
@@ -113,6 +114,79 @@ class ConsumerGroup:
     consume_from_where: str | None = None
     subscriptions: dict[str, SubscriptionData] = field(factory=dict)
     members: dict[MemberConnection, Member] = field(factory=dict)
+    """By connection, in order of arrival; `put` and `remove` change it, and keep the tables below with it, so
+    that a heartbeat costs the same in a group of any size."""
+    _by_terms: dict[Terms, dict[MemberConnection, Member]] = field(factory=dict, init=False)
+    _by_id: dict[str, dict[MemberConnection, Member]] = field(factory=dict, init=False)
+    """The members with an id; the member that was heard last is last."""
+    _ids_text: bytes = field(default=b"", init=False)
+
+    def put(self, member: Member) -> Member | None:
+        """Take a member that was heard now; return the member that its connection was before."""
+        connection = member.connection
+        before = self.members.get(connection)
+        self.members[connection] = member
+        if before is not None and before.terms != member.terms:
+            self._forget_terms(before)
+        if before is not None and before.client_id != member.client_id:
+            self._forget_id(before)
+        self._by_terms.setdefault(member.terms, {})[connection] = member
+        if member.client_id not in self._by_id:
+            self._by_id[member.client_id] = {}
+            self._ids_text = b""
+        alike = self._by_id[member.client_id]
+        alike.pop(connection, None)
+        alike[connection] = member
+        return before
+
+    def remove(self, connection: MemberConnection) -> Member:
+        """Forget a member. Raises KeyError for the connection of none."""
+        member = self.members.pop(connection)
+        self._forget_terms(member)
+        self._forget_id(member)
+        return member
+
+    def _forget_terms(self, member: Member) -> None:
+        alike = self._by_terms[member.terms]
+        del alike[member.connection]
+        if not alike:
+            del self._by_terms[member.terms]
+
+    def _forget_id(self, member: Member) -> None:
+        alike = self._by_id[member.client_id]
+        del alike[member.connection]
+        if not alike:
+            del self._by_id[member.client_id]
+            self._ids_text = b""
+
+    def with_id(self, client_id: str) -> dict[MemberConnection, Member]:
+        """The members with a client id; the member that was heard last is last."""
+        return self._by_id.get(client_id, {})
+
+    @property
+    def client_ids(self) -> list[str]:
+        """The client ids of the members, in order of arrival, each once.
+
+        A client that comes again before its old connection ends would else get two shares of the queues.
+        """
+        return list(self._by_id)
+
+    @property
+    def ids_text(self) -> bytes:
+        """The client ids as the body of a response, made once for each change of them: all members ask for it
+        every 20 s."""
+        if not self._ids_text:
+            self._ids_text = GetConsumerListByGroupResponseBody(self.client_ids).to_json()
+        return self._ids_text
+
+    def that_differs(self, member: Member) -> Member | None:
+        """A member that wants something else, or by another model; None without one."""
+        for terms, members in self._by_terms.items():  # the second or third has another one
+            if terms != member.terms:
+                for other in members.values():
+                    if other.connection is not member.connection:
+                        return other
+        return None
 
     @property
     def announced(self) -> tuple[object, ...]:
@@ -196,7 +270,7 @@ class Conflicts:
         return text
 
     def _refusal(self, group: ConsumerGroup, member: Member) -> str | None:
-        other = _other_wants(group, member)
+        other = group.that_differs(member)
         if other is not None:
             return _differs(group, member, other)
         twin = _twin(group, member)
@@ -204,7 +278,7 @@ class Conflicts:
 
     def look(self, group: ConsumerGroup, member: Member) -> str:
         """Check a member after its heartbeat; return the warning for it, empty without a conflict."""
-        other, twin = _other_wants(group, member), _twin(group, member)
+        other, twin = group.that_differs(member), _twin(group, member)
         texts = []
         if other is None:
             _forget(self._subscriptions, (group.name, ""), member)
@@ -239,25 +313,17 @@ def _forget(table: Table, key: tuple[str, str], member: Member) -> None:
             log.info("group %s %s: the conflict is over", *key)
 
 
-def _other_wants(group: ConsumerGroup, member: Member) -> Member | None:
-    """A member that wants something else, or by another model; None without one."""
-    return next((other for other in _others(group, member) if other.terms != member.terms), None)
-
-
-def _others(group: ConsumerGroup, member: Member) -> Iterator[Member]:
-    return (other for other in group.members.values() if other.connection is not member.connection)
-
-
 def _twin(group: ConsumerGroup, member: Member) -> Member | None:
     """A living member with the same id; None without such a member.
 
     A client that has lost its connection may come back before the broker drops the old connection, so the
     older member of the two must have been heard since the newer member came.
     """
-    for other in _others(group, member):
-        if other.client_id == member.client_id:
-            older, newer = sorted((other, member), key=lambda one: one.since_ms)
-            if older.heard_ms > newer.since_ms:
+    for other in reversed(group.with_id(member.client_id).values()):
+        if other.connection is not member.connection:
+            if other.heard_ms <= member.since_ms:
+                return None
+            if other.since_ms <= member.since_ms or other.since_ms < member.heard_ms:
                 return other
     return None
 
