@@ -114,9 +114,10 @@ class Transactions:
 
     `ask(group, account, topic, request)` sends a check-back about a message for `topic` to a live producer of
     the group that may act for the account and send to the topic, and returns whether such a producer exists.
-    `may_act_for(peer, account)`: whether a peer may end the account's messages. `put(record)` stores a record
-    of the broker's own, `commit()` commits these records and answers senders; both raise StoreError. `answer`
-    gives the response to an end that is in the log, or has it sent later.
+    `may_act_for(peer, account)`: whether a peer may end the account's messages, `may_publish(peer, topic)`:
+    whether a peer may end messages for the topic. `put(record)` stores a record of the broker's own,
+    `commit()` commits these records and answers senders; both raise StoreError. `answer` gives the response
+    to an end that is in the log, or has it sent later.
     """
 
     def __init__(
@@ -131,6 +132,7 @@ class Transactions:
         commit: Callable[[], None],
         answer: Callable[[Command, Connection], Command | None] = lambda request, connection: request.reply(),
         may_act_for: Callable[[Peer, str], bool] = lambda peer, account: True,
+        may_publish: Callable[[Peer, str], bool] = lambda peer, topic: True,
     ) -> None:
         self._settings = settings
         self._store = store
@@ -141,6 +143,7 @@ class Transactions:
         self._commit = commit
         self._answer = answer
         self._may_act_for = may_act_for
+        self._may_publish = may_publish
         self._discarded = DiscardedHalves(store, put, commit)
         self._next = 0  # queue offset of the first half message that is not settled
         self._ended: dict[int, int] = {}  # queue offset at or above it -> queue offset of its op message
@@ -230,8 +233,8 @@ class Transactions:
         return self._answer(request, connection)
 
     def _decide(self, header: EndTransactionRequestHeader, connection: Connection, now_ms: int) -> None:
-        """Apply an end. Raises ResponseError for another account's message, and for a message that has ended
-        by the other decision."""
+        """Apply an end. Raises ResponseError for the message of another account, or for a topic to which the
+        account may not send, and for a message that has ended by the other decision."""
         offset, decision = header.tran_state_table_offset, header.commit_or_rollback
         ended = offset
         if not self._has_ended(offset):
@@ -299,6 +302,10 @@ class Transactions:
             remark = (
                 f"the half message {half.message_id} belongs to another account: only that account may end it"
             )
+            raise for_code(ResponseCode.NO_PERMISSION, remark)
+        topic = half.properties.get(PROPERTY_REAL_TOPIC, "")
+        if not self._may_publish(connection, topic):
+            remark = f"no permission to send to {topic}: {half.message_id} cannot be ended"
             raise for_code(ResponseCode.NO_PERMISSION, remark)
 
     def _has_ended(self, half_offset: int) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import json
 import logging
 from collections.abc import Awaitable, Callable, Iterable
 from typing import TYPE_CHECKING, Final
@@ -174,12 +175,13 @@ class ProxiedCluster:
             del self.session.producers[topic]
             self.tidy(lambda: self._leave(producer=topic))
 
-    def mark(self, account: str) -> str:
-        """The mark of an account: a text without information for a broker's readers, which only a proxy can
-        make."""
+    def mark(self, account: str, *things: str) -> str:
+        """The mark of an account, or of a thing of an account, by the texts that name the thing: a text
+        without information for a broker's readers, which only a proxy can make. Empty without an account."""
         if not account:
             return ""
-        return hmac.new(self._secret, account.encode(), hashlib.sha256).hexdigest()[:24]
+        text = json.dumps([account, *things]) if things else account
+        return hmac.new(self._secret, text.encode(), hashlib.sha256).hexdigest()[:24]
 
     def check_room(self, topic: str) -> None:
         """Raise SystemBusy for a further topic when very many are known."""

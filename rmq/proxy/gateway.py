@@ -41,7 +41,7 @@ from rmq.protocol.headers import (
     RecallMessageRequestHeader,
     RecallMessageResponseHeader,
 )
-from rmq.proxy.members import SENDER, subscriptions_of, transaction_name
+from rmq.proxy.members import SENDER, subscriptions_of
 from rmq.proxy.takes import UNREACHED, broker_of, renewing_route
 
 if TYPE_CHECKING:
@@ -106,7 +106,15 @@ class ClusterGateway:
     @property
     def mark(self) -> str:
         """Same as `rmq.proxy.members.Owner.mark`."""
-        return self._cluster.mark(account_of(self._host.peer))
+        return self._mark_of()
+
+    def _mark_of(self, *things: str) -> str:
+        return self._cluster.mark(account_of(self._host.peer), *things)
+
+    def transaction_name(self, topic: str, place: str, queue_offset: int, broker: str) -> str:
+        """Same as `rmq.proxy.members.Owner.transaction_name`."""
+        mark = self._mark_of(topic, place, str(queue_offset), broker)
+        return f"{place}.{queue_offset}.{mark}.{broker}"
 
     def _check(self, action: str, name: str) -> None:
         if not self._host.may(action, name):
@@ -209,10 +217,10 @@ class ClusterGateway:
             error = for_code(code, f"stored, but {result.status}", broker)
         name = handle = ""
         if is_half:
-            name = transaction_name(result.offset_message_id, result.queue_offset, broker, self.mark)
+            name = self.transaction_name(message.topic, result.offset_message_id, result.queue_offset, broker)
         elif message.deliver_at_ms is not None and message.deliver_at_ms > self._cluster.session.now_ms():
             made = RecallHandle(message.topic, broker, message.deliver_at_ms, result.message_id)
-            handle = result.recall_handle or str(made)
+            handle = self._marked(result.recall_handle or str(made))
         return Sent(error, True, result.queue_offset, name, handle)
 
     def end_transaction(
@@ -221,13 +229,14 @@ class ClusterGateway:
         """Same as `rmq.gateway.Gateway.end_transaction`."""
         self._check(PUBLISH, topic)
         try:
-            place, queue_offset, mark, broker = transaction_id.split(".", 3)
+            place, queue_offset, _, broker = transaction_id.split(".", 3)
             physical_offset, offset = parse_offset_message_id(place)[1], int(queue_offset)
         except (ValueError, RmqError):
             remark = f"{transaction_id!r:.100} is not the id of a transaction of this broker"
             raise for_code(ResponseCode.MESSAGE_ILLEGAL, remark) from None
-        if mark != self.mark:
-            raise AccessDenied(remark="the transaction belongs to another account")
+        if transaction_id != self.transaction_name(topic, place, offset, broker):
+            remark = f"the transaction belongs to another account or is of another topic than {topic}"
+            raise AccessDenied(remark=remark)
         decision = {None: 0, True: SYS_COMMIT, False: SYS_ROLLBACK}[commits]
         header = EndTransactionRequestHeader(
             topic, offset, physical_offset, decision, msg_id=message_id, bname=broker
@@ -244,12 +253,15 @@ class ClusterGateway:
     def recall(self, topic: str, handle: str, on_recalled: OnName) -> None:
         """Same as `rmq.gateway.Gateway.recall`."""
         self._check(PUBLISH, topic)
+        marked, handle = handle, handle.partition(".")[0]
         try:
             place = RecallHandle.parse(handle)
         except RemoteProtocolError:
             raise for_code(ResponseCode.MESSAGE_ILLEGAL, f"{handle!r:.100} is not a recall handle") from None
         if place.topic != topic:
             raise for_code(ResponseCode.MESSAGE_ILLEGAL, f"the recall handle is of topic {place.topic:.127}")
+        if marked != self._marked(handle):
+            raise AccessDenied(remark="the message belongs to another account")
         header = RecallMessageRequestHeader(topic, handle, topic)
 
         async def work() -> None:
@@ -259,6 +271,11 @@ class ClusterGateway:
                 on_recalled(response.read(RecallMessageResponseHeader).msg_id)
 
         self._start(work, on_recalled)
+
+    def _marked(self, handle: str) -> str:
+        """A recall handle, as the clients of the account get it from a proxy."""
+        mark = self._mark_of(handle)
+        return f"{handle}.{mark}" if mark else handle
 
     async def _ask(self, broker: str, topic: str, request: Command) -> Command:
         session = self._cluster.session

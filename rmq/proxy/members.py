@@ -49,6 +49,9 @@ class Owner(Protocol):
     def mark(self) -> str:
         """The mark of the account of the client; empty without one."""
 
+    def transaction_name(self, topic: str, place: str, queue_offset: int, broker: str) -> str:
+        """The name by which the client's account ends a half message at a broker."""
+
 
 @define
 class _Use:
@@ -230,13 +233,8 @@ class ProxiedProducer:
             return
         broker = header.bname or self._name_of(address)
         place = header.offset_msg_id or message.offset_message_id
-        name = transaction_name(place, header.tran_state_table_offset, broker, owner.mark)
+        name = owner.transaction_name(message.topic, place, header.tran_state_table_offset, broker)
         on_check(OpenTransaction(message, name))
-
-
-def transaction_name(place: str, queue_offset: int, broker: str, mark: str) -> str:
-    """The name of a half message at a broker for clients of one account."""
-    return f"{place}.{queue_offset}.{mark}.{broker}"
 
 
 class ProxyEndpoint(ClientEndpoint):

@@ -68,6 +68,9 @@ def make_writers(
     def may_act_for(peer: Peer, account: str) -> bool:
         return hooks().may_act_for(peer, account)
 
+    def may_publish(peer: Peer, topic: str) -> bool:
+        return hooks().may_publish(peer, topic)
+
     topics, offsets = tables.topics, tables.offsets
     own_writes = OwnWrites(store, topics, clock)
     put = own_writes.put
@@ -90,6 +93,7 @@ def make_writers(
         host=store.store_host,
         ask=CheckBack(tables.clients, chance, hooks).ask,
         may_act_for=may_act_for,
+        may_publish=may_publish,
         put=put,
         commit=commit,
         answer=acknowledgement.answer,

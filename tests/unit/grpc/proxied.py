@@ -18,6 +18,7 @@ from rmq.remoting.transports.tls import TlsConfig
 from rmq.server.health import Health
 from rmq.testing.cluster import SILENT_MS, Cluster
 from rmq.testing.network import MemoryNetwork
+from tests.unit.grpc.channel import Channel, channel
 
 HOST = "10.0.2.1"
 PORT = 8081
@@ -92,3 +93,13 @@ class ProxiedCluster(Cluster):
             await self._running.__aexit__(*raised)
         finally:
             await super().__aexit__(*raised)
+
+
+@asynccontextmanager
+async def client(
+    running: ProxiedCluster, client_id: str = "client@1", host: str = "10.0.8.1"
+) -> AsyncIterator[Channel]:
+    """A gRPC client of the proxy of a running cluster."""
+    assert isinstance(running.network, MemoryNetwork)
+    async with channel(running.network.host(host), running.proxy.address, client_id) as one:
+        yield one

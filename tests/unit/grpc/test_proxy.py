@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import pathlib
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Any
 
 import anyio
@@ -14,14 +11,12 @@ from rmq_grpc.statuses import Code
 from trio.testing import MockClock
 
 from rmq import message as stored
-from rmq.client import client as client_module
-from rmq.errors import ConfigError, RequestTimeout, ResponseError
+from rmq.errors import RequestTimeout, ResponseError
 from rmq.message import MessageQueue, dlq_topic
 from rmq.protocol.bodies import SubscriptionGroupConfig
 from rmq.protocol.command import Command
 from rmq.proxy import __main__ as program
 from rmq.proxy import gateway, service, takes
-from rmq.proxy.config import ProxyConfig, account_of_proxy
 from rmq.proxy.takes import parse_handle
 from rmq.testing.network import MemoryNetwork
 from tests.unit.grpc.calls import (
@@ -33,12 +28,10 @@ from tests.unit.grpc.calls import (
     receiving,
     request,
     sending,
-    signed,
     telemetry,
     word,
 )
-from tests.unit.grpc.channel import Channel, channel
-from tests.unit.grpc.proxied import ProxiedCluster, proxy
+from tests.unit.grpc.proxied import ProxiedCluster, client, proxy
 
 TOPICS = {"Orders": 2}
 PREFIX = "proxy_"
@@ -48,15 +41,6 @@ def cluster(*brokers: str, broker_settings: dict[str, Any] | None = None, **sett
     return ProxiedCluster(
         *(brokers or ("a", "b")), topics=TOPICS, proxy_settings=settings, **broker_settings or {}
     )
-
-
-@asynccontextmanager
-async def client(
-    running: ProxiedCluster, client_id: str = "client@1", host: str = "10.0.8.1"
-) -> AsyncIterator[Channel]:
-    assert isinstance(running.network, MemoryNetwork)
-    async with channel(running.network.host(host), running.proxy.address, client_id) as one:
-        yield one
 
 
 def at(broker: str, **given: Any) -> Any:
@@ -339,126 +323,6 @@ async def test_a_proxy_with_name_servers_is_ready(autojump_clock: MockClock) -> 
     async with cluster("a") as running:
         await running.advance(30)
         assert running.proxy.health.is_ready
-
-
-# ---- accounts ----
-
-ACCOUNTS = """accounts:
-  - {accessKey: writer01, secretKey: writer-secret-1, topicPerms: [Orders=PUB]}
-  - {accessKey: writer02, secretKey: writer-secret-2, topicPerms: [Orders=PUB]}
-  - {accessKey: reader01, secretKey: reader-secret-1, topicPerms: [Orders=SUB], groupPerms: [G=SUB]}
-"""
-BROKERS = """accounts:
-  - {accessKey: theproxy, secretKey: proxy-secret-1, topicPerms: [Orders=PUB|SUB], groupPerms: [G=SUB]}
-"""
-
-
-@asynccontextmanager
-async def guarded(folder: pathlib.Path, **more: Any) -> AsyncIterator[ProxiedCluster]:
-    """A broker that takes the proxy's account only, and a proxy with the accounts of the clients."""
-    for name, text in (("clients.yml", ACCOUNTS), ("brokers.yml", BROKERS), ("secret", "proxy-secret-1\n")):
-        (folder / name).write_text(text)
-    brokers = {"acl_enable": True, "acl_file": str(folder / "brokers.yml"), "plugins": ("acl",)}
-    own = {
-        "acl_enable": True,
-        "acl_file": str(folder / "clients.yml"),
-        "proxy_access_key": "theproxy",
-        "proxy_secret_file": str(folder / "secret"),
-    }
-    made = ProxiedCluster("a", proxy_settings=own, **brokers | more)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(client_module, "wall_clock_ms", made.now_ms)  # signatures have a date
-        async with made as running:
-            await _ready(running)
-            yield running
-
-
-async def _ready(running: ProxiedCluster) -> None:
-    """Make the topic."""
-    broker: Any = running["a"].server
-    broker.topics.create_for_send("Orders", "TBW102", 2, "test")
-    await running.advance(700)  # it registers seldom in tests
-
-
-async def test_an_account_may_do_its_own_and_nothing_of_the_proxys(
-    autojump_clock: MockClock, tmp_path: pathlib.Path
-) -> None:
-    writer, reader = signed("writer01", "writer-secret-1"), signed("reader01", "reader-secret-1")
-    async with guarded(tmp_path) as running:
-        async with client(running) as one:
-            assert word(await one.one("SendMessage", sending(message()))) == "UNAUTHORIZED"
-            assert (await received(one, receiving()))[0] == "UNAUTHORIZED"
-            wrong = signed("writer01", "no such secret")
-            assert word(await one.one("SendMessage", sending(message()), **wrong)) == "UNAUTHORIZED"
-        async with client(running, "w") as one:
-            assert word(await one.one("SendMessage", sending(message()), **writer)) == "OK"
-            assert (await received(one, receiving(), **writer))[0] == "UNAUTHORIZED"
-        async with client(running, "r") as one:
-            status, (taken,) = await received(one, receiving(), **reader)
-            assert status == "OK"
-            assert word(await one.one("SendMessage", sending(message()), **reader)) == "UNAUTHORIZED"
-            handle = taken.system_properties.receipt_handle
-            assert word(await one.one("AckMessage", acking(handle), **reader)) == "OK"
-            other = acking(handle, group="Other")
-            assert word(await one.one("AckMessage", other, **reader)) == "UNAUTHORIZED"
-
-
-async def test_the_brokers_permissions_bound_those_of_the_proxys_accounts(
-    autojump_clock: MockClock, tmp_path: pathlib.Path
-) -> None:
-    async with guarded(tmp_path) as running, client(running) as one:
-        (tmp_path / "clients.yml").write_text(
-            ACCOUNTS.replace("Orders=SUB], groupPerms: [G", "Orders=SUB], groupPerms: [H")
-        )
-        await running.advance(5)
-        reader = signed("reader01", "reader-secret-1")
-        assert (await received(one, receiving(group="H"), **reader))[0] == "FORBIDDEN"
-
-
-async def test_a_transaction_is_ended_by_its_own_account_alone(
-    autojump_clock: MockClock, tmp_path: pathlib.Path
-) -> None:
-    first, second = signed("writer01", "writer-secret-1"), signed("writer02", "writer-secret-2")
-    times = {"transaction_time_out": 6_000, "transaction_check_interval": 3_000}
-    async with (
-        guarded(tmp_path, **times) as running,
-        client(running, "one") as one,
-        client(running, "two") as two,
-    ):
-        command = schema.message("TelemetryCommand")(
-            settings=schema.message("Settings")(**producer("Orders"))
-        )
-        calls = []
-        for each, account in ((one, first), (two, second)):
-            call = await each.begin("Telemetry", **account)
-            await call.send(command)
-            await call.until(1)
-            calls.append(call)
-        sent = await one.one("SendMessage", sending(message(b"half", type="TRANSACTION")), **first)
-        asked = request(
-            "EndTransaction",
-            topic="Orders",
-            message_id=sent.entries[0].message_id,
-            transaction_id=sent.entries[0].transaction_id,
-            resolution=1,
-        )
-        assert word(await two.one("EndTransaction", asked, **second)) == "UNAUTHORIZED"
-        await running.advance(60)
-        assert len(calls[1].messages) == 1  # it was never asked
-        assert len(calls[0].messages) > 1
-        assert word(await one.one("EndTransaction", asked, **first)) == "OK"
-
-
-def test_an_account_of_the_proxy_needs_accounts_of_its_clients(tmp_path: pathlib.Path) -> None:
-    (tmp_path / "secret").write_text("proxy-secret-1\n")
-    given = {"proxy_access_key": "theproxy", "proxy_secret_file": str(tmp_path / "secret")}
-    with pytest.raises(ConfigError, match="aclEnable"):
-        account_of_proxy(ProxyConfig(**given))
-    found = account_of_proxy(ProxyConfig(acl_enable=True, **given))
-    assert found is not None
-    assert found.secret_key == "proxy-secret-1"
-    with pytest.raises(ConfigError, match="proxySecretFile"):
-        account_of_proxy(ProxyConfig(acl_enable=True, proxy_access_key="theproxy"))
 
 
 # ---- the program ----

@@ -36,8 +36,14 @@ HALF = "TRAN_MSG\x01true\x02PGROUP\x01payers\x02UNIQ_KEY\x01K"
 class Gate(Plugin):
     """Accounts without signatures: a connection works for the one that its state names."""
 
+    closed: frozenset[str] = frozenset()
+    """Topics to which nobody may send."""
+
     def may_act_for(self, peer: Peer, account: str) -> bool:
         return account_of(peer) in (account, "admin")
+
+    def may_publish(self, peer: Peer, topic: str) -> bool:
+        return topic not in self.closed
 
 
 def guarded(**given: Any) -> Rig:
@@ -107,6 +113,24 @@ def test_an_administrator_may_end_a_half_message() -> None:
     rig = guarded()
     rig.topic("T", 1)
     assert end(rig, wire("admin"), half(rig, wire("mine")), SYS_ROLLBACK).code == 0
+
+
+def test_an_account_ends_only_half_messages_of_topics_that_it_may_send_to(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rig, mine = guarded(), wire("mine")
+    rig.topic("T", 1)
+    places = [half(rig, mine) for _ in range(2)]
+    monkeypatch.setattr(Gate, "closed", frozenset({"T"}))
+    for decision in (SYS_ROLLBACK, SYS_COMMIT):
+        answer = end(rig, mine, places[0], decision)
+        assert (answer.code, "no permission to send to T" in answer.remark) == (
+            ResponseCode.NO_PERMISSION,
+            True,
+        )
+    assert (rig.bodies("T"), rig.broker.transactions.open_count) == ([], 2)
+    monkeypatch.undo()
+    assert [end(rig, mine, place, SYS_COMMIT).code for place in places] == [0, 0]
 
 
 def test_the_account_outlives_a_restart_and_the_copies_of_checks() -> None:
