@@ -225,8 +225,13 @@ def read_acks(data: bytes) -> Sequence[AckRow | BatchAck]:
 
 
 def offsets_of(start: int, mask: int) -> list[int]:
-    """The offsets `start + i` of the bits `i` of a mask."""
-    return [start + at for at in range(mask.bit_length()) if mask >> at & 1]
+    """The offsets `start + i` of the bits `i` of a mask, in time that grows with its length alone."""
+    digits, found = bin(mask)[:1:-1], []
+    at = digits.find("1")
+    while at >= 0:
+        found.append(start + at)
+        at = digits.find("1", at + 1)
+    return found
 
 
 def mask_of(bits: str) -> int:

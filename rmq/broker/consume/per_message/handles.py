@@ -8,7 +8,7 @@ of a batch by these values, and keeps nothing for each handle.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from rmq.errors import ResponseError, for_code
 from rmq.protocol.codes import ResponseCode
@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from attrs import frozen
 else:
     from rmq.lazy_attrs import frozen
+
+
+HANDLES_OF_A_REQUEST: Final = 10_000
 
 
 @frozen
@@ -82,6 +85,15 @@ def parse_handle(text: str) -> Handle:
             ResponseCode.MESSAGE_ILLEGAL, f"{text[:100]!r} is not a receipt handle of this broker"
         ) from None
     return Handle(start, taken, invisible, words[5], queue_id, offset)
+
+
+def check_count(count: int) -> None:
+    """Raises ResponseError(MESSAGE_ILLEGAL) for more handles than one request may have."""
+    if count > HANDLES_OF_A_REQUEST:
+        raise for_code(
+            ResponseCode.MESSAGE_ILLEGAL,
+            f"{count} receipt handles in one request, at most {HANDLES_OF_A_REQUEST} are allowed",
+        )
 
 
 def lease_ended(handle: Handle, why: str) -> ResponseError:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
-from rmq.broker.consume.per_message.handles import handle_text, parse_handle
+from rmq.broker.consume.per_message.handles import check_count, handle_text, parse_handle
 from rmq.broker.consume.per_message.polls import HeldTake
 from rmq.doors import TakeRequest
 from rmq.errors import ResponseError, for_code
@@ -178,6 +178,7 @@ class PopRequests:
         groups: dict[tuple[str, str], list[str]] = {}
         if self.acknowledge_leases(request.opaque, connection, acks):
             return None
+        check_count(sum(max(1, mask_of(ack.b).bit_count()) for ack in acks))
         name = self._settings.broker.broker_name
         for ack in acks:
             handles = groups.setdefault((ack.c, ack.t), [])
