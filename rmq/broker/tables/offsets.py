@@ -178,7 +178,7 @@ class Offsets:
         self._quota = Quota()
         self._kept: dict[str, dict[int, int]] = {}  # as the table was when its text was begun; else empty
         self._last_text = b""  # of a large table
-        self._watched: dict[str, Callable[[], None]] = {}
+        self._watched: dict[str, Callable[[Collection[int]], None]] = {}
 
     def handlers(self) -> dict[int, Callable[[Command, Any, int], Command | None]]:
         """The handlers of this part, by request code."""
@@ -259,9 +259,9 @@ class Offsets:
         self.is_changed = True
         self.changes.add((key,))
 
-    def watch(self, group: str, topic: str, on_change: Callable[[], None]) -> None:
-        """Call `on_change` whenever the row of a group and a topic changes, except by `advance`. Until then,
-        one-way commits of this row are dropped: they come from consumers that pull."""
+    def watch(self, group: str, topic: str, on_change: Callable[[Collection[int]], None]) -> None:
+        """Call `on_change` whenever the row of a group and a topic changes, except by `advance`, with the
+        queues of a `put`. Until then, one-way commits of this row, of consumers that pull, are dropped."""
         self._watched[f"{topic}@{group}"] = on_change
 
     def is_watched(self, group: str, topic: str) -> bool:
@@ -288,7 +288,7 @@ class Offsets:
             queues = self._added(topic, group)
         self._keep(key, queues)
         queues.update(offsets)
-        self._changed((key,))
+        self._changed((key,), offsets)
 
     def of(self, group: str, topic: str) -> dict[int, int]:
         """The group's offsets in a topic; empty when it has none."""
@@ -443,13 +443,13 @@ class Offsets:
 
     # --- rows for slaves ---
 
-    def _changed(self, keys: Collection[str]) -> None:
+    def _changed(self, keys: Collection[str], reset: Collection[int] = ()) -> None:
         self.is_changed = True
         self.changes.add(keys)
         if self._watched:
             for key in keys:
                 if on_change := self._watched.get(key):
-                    on_change()
+                    on_change(reset)
 
     def names(self) -> list[str]:
         """The names of all rows, `topic@group`."""

@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from rmq.broker.consume.per_message.handles import Handle, parse_handle
+from rmq.broker.consume.per_message.handles import Handle, check_count, parse_handle
 from rmq.broker.consume.per_message.leases import Leases
 from rmq.broker.consume.per_message.ledger import Change, Ledger, Recovered
 from rmq.broker.consume.per_message.offset_set import OffsetSet
@@ -46,7 +46,9 @@ else:
 IDLE_SECONDS: Final = 60.0
 FORGET_SECONDS: Final = 3_600.0
 """Time after its last take until a group with no message out is forgotten; its offset stays."""
-HANDLES_OF_A_REQUEST: Final = 10_000
+
+NAMED_LATE_MS: Final = 1_000
+"""Time from the first take of a queue until the record that names the queue is stored; with a margin."""
 
 log = logging.getLogger("rmq.broker")
 
@@ -389,11 +391,7 @@ class Deliveries:
         if self._role.refuses_commits() or self._role.refusal():
             remark = "the message is not acknowledged: another master takes over, acknowledge it there"
             raise for_code(ResponseCode.SERVICE_NOT_AVAILABLE, remark)
-        if len(handles) > HANDLES_OF_A_REQUEST:
-            raise for_code(
-                ResponseCode.MESSAGE_ILLEGAL,
-                f"{len(handles)} receipt handles in one request, at most {HANDLES_OF_A_REQUEST} are allowed",
-            )
+        check_count(len(handles))
 
     def _write_soon(self) -> None:
         if self.ledger.has_pending:
@@ -468,9 +466,9 @@ class Deliveries:
 
     # ---- offsets that others change ----
 
-    def _on_offsets(self, topic: TopicDelivery) -> None:
-        """Take over offsets of a group that were changed elsewhere: by a reset, a deletion, or a pulling
-        consumer."""
+    def _on_offsets(self, topic: TopicDelivery, reset: Collection[int]) -> None:
+        """Take over offsets of a group that were changed elsewhere: by a reset of some queues, a deletion, or
+        a pulling consumer. A reset to the oldest unfinished message brings back the later messages."""
         offsets = self._offsets.of(topic.group, topic.topic)
         if not offsets:
             self._forget(topic)
@@ -478,7 +476,7 @@ class Deliveries:
             return
         for queue_id, queue in list(topic.queues.items()):
             base = offsets.get(queue_id, -1)
-            if base < 0 or base == queue.base:
+            if base < 0 or (base == queue.base and (queue_id not in reset or queue.is_new)):
                 continue
             fields = topic.group, topic.topic, queue_id, base, queue.base
             log.info("group %s goes on in %s queue %d at %d, not at %d", *fields)
@@ -490,7 +488,8 @@ class Deliveries:
     def load(self) -> None:
         """Read the journal of the store, on a master, after its offsets."""
         for row_id, row in self.ledger.load(self._now_ms()):
-            if self._topics.get(row.topic) is None:
+            if self._topics.get(row.topic) is None:  # it was deleted; another one may get its name
+                self.ledger.forget_row(row_id)
                 continue
             end = self._store.max_offset(row.topic, row.queue_id)
             known = self._offsets.get(row.group, row.topic, row.queue_id)
@@ -535,6 +534,7 @@ def recovered_queue(topic: TopicDelivery, row_id: int, row: Recovered, end: int)
     queue = QueueDelivery(topic, row.queue_id, row_id, finished, finished.base)
     queue.recovered = min(end, max(row.end, row.frontier))
     queue.tried_before = min(end, row.frontier)
+    queue.loaded = end, row.named_ms - NAMED_LATE_MS
     queue.notes = {
         at: fields for at, fields in row.notes.items() if finished.base <= at < end and at not in finished
     }

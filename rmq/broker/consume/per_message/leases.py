@@ -85,7 +85,7 @@ class Leases:
         self._most_times = _TIMES
         self._order = count()
         self._owned: dict[object, dict[Batch, None]] = {}
-        self._ending: deque[Batch] = deque()
+        self._ending: deque[tuple[Batch, object]] = deque()
         self._dying: deque[Batch] = deque()
         self._is_stopped = False
 
@@ -152,7 +152,8 @@ class Leases:
         self._on_deadline(self._clock())
 
     def _doom(self, batch: Batch) -> None:
-        """Make dead letters of a recovered batch."""
+        """Make dead letters of a batch that was taken out."""
+        batch.queue.doom(batch)
         self._dying.append(batch)
         self._on_deadline(self._clock())
 
@@ -163,7 +164,11 @@ class Leases:
         batch.due = batch.time
         heappush(self._times, (batch.time, next(self._order), batch))
         if len(self._times) > self._most_times:
-            self._times = [entry for entry in self._times if entry[2].state in (LEASED, WAITING)]
+            self._times = [
+                entry
+                for entry in self._times
+                if entry[2].state in (LEASED, WAITING) and entry[0] <= entry[2].due
+            ]
             heapify(self._times)
             self._most_times = max(_TIMES, 2 * len(self._times))
         self._on_deadline(batch.time)
@@ -225,13 +230,19 @@ class Leases:
                     attempts = change.queue.attempts(change.start) if batch is None else batch.attempt
                     self._give_up(change.queue, change.start + at, attempts, "forwarded by its consumer")
                     self.dead_letters += 1
+            if batch is not None:  # a second request for the message finds no lease
+                if batch.mask != change.mask:
+                    batch = change.queue.part(batch, change.mask)
+                self._remove(batch)
+                change.queue.doom(batch)
+                change = Change(change.queue, batch, batch.start, batch.mask)
             self._ledger.finish(change)
         self._report(outcomes, changes, on_done)
 
     def _is_unfinished(self, change: Change) -> bool:
         """True if a message whose lease is gone will be delivered again."""
         queue, offset = change.queue, change.start
-        is_dying = any(one.queue is queue and queue.has(one, offset) for one in self._dying)
+        is_dying = any(queue.has(one, offset) for one in queue.dying)
         return not is_dying and offset not in queue.finished
 
     def _report(
@@ -279,7 +290,9 @@ class Leases:
         batch = queue.find(handle.start, offset, handle.taken_ms)
         if batch is not None or offset in queue.finished:
             return queue, batch
-        if offset >= max(queue.cursor, queue.recovered):
+        if offset >= max(queue.cursor, queue.recovered) and not queue.was_taken_before(
+            offset, handle.taken_ms
+        ):
             raise lease_ended(handle, "the message was not taken")
         if handle.ends_ms < self._now_ms():
             raise lease_ended(handle, "its lease has ended")
@@ -328,7 +341,7 @@ class Leases:
         """A connection has ended: redeliver its messages at once."""
         mine = self._owned.get(owner)
         if mine:
-            self._ending.extend(mine)
+            self._ending.extend((batch, owner) for batch in mine)
             self._on_deadline(self._clock())
 
     def stop(self, queues: Iterable[QueueDelivery]) -> None:
@@ -349,7 +362,6 @@ class Leases:
         most, _ = self._policy(queue.topic.group)
         if batch.attempt >= most:
             self._ledger.note(batch, 0)
-            batch.state = DYING
             self._doom(batch)
         elif delay_ms > 0:
             queue.wait(batch, self._clock() + delay_ms / 1000)
@@ -377,8 +389,8 @@ class Leases:
             return math.inf
         left = BATCHES_OF_A_STEP
         while self._ending and left > 0:
-            batch = self._ending.popleft()
-            if batch.state == LEASED:
+            batch, owner = self._ending.popleft()
+            if batch.state == LEASED and batch.owner is owner:  # nobody has extended the lease
                 left -= 1
                 self._remove(batch)
                 self._failed(batch, 0)
@@ -408,7 +420,6 @@ class Leases:
         elif self._left(batch):
             queue = batch.queue
             if batch.attempt >= self._policy(queue.topic.group)[0]:
-                batch.state = DYING
                 self._doom(batch)
             else:
                 queue.make_ready(batch)
@@ -419,7 +430,10 @@ class Leases:
         left = DEAD_LETTERS_OF_A_STEP
         while self._dying and left > 0:
             batch = self._dying.popleft()
-            if batch.state != DYING or not self._left(batch):
+            if batch.state != DYING:
+                continue
+            if not self._left(batch):
+                self._remove(batch)
                 continue
             queue, buried = batch.queue, 0
             try:
@@ -435,7 +449,7 @@ class Leases:
             left -= buried.bit_count()
             self.dead_letters += buried.bit_count()
             if rest_mask := batch.mask & ~buried:
-                self._dying.append(queue.part(batch, rest_mask, DYING))
+                self._doom(queue.part(batch, rest_mask))
             if buried:
                 self._ledger.finish(Change(queue, batch, batch.start, buried))
 
@@ -454,7 +468,9 @@ class Leases:
                 continue
             if queue.finished.add(change.start, change.mask):
                 moved[queue] = None
-            if batch is not None:
+            if batch is None:
+                queue.finished_early(change.start + change.mask.bit_length())
+            else:
                 count = self._finished(batch, change.mask)
                 finished[queue.topic] = finished.get(queue.topic, 0) + count
         for topic, count in finished.items():

@@ -59,7 +59,8 @@ class Change:
 
 @define
 class Recovered:
-    """State of a queue of a group, as the journal has it. `end` is behind all named messages."""
+    """State of a queue of a group, as the journal has it. `end` is behind all named messages, `named_ms` the
+    time of the record that named or reset the queue."""
 
     group: str
     topic: str
@@ -69,6 +70,7 @@ class Recovered:
     end: int = 0
     notes: dict[int, tuple[int, int]] = field(factory=dict)
     is_reset: bool = False
+    named_ms: int = 0
 
 
 @define
@@ -174,6 +176,10 @@ class Ledger:
         """Forget a queue."""
         if self.rows.pop(queue.row_id, None) is not None:
             self._add_firm([journal.removed(queue.row_id)])
+
+    def forget_row(self, row_id: int) -> None:
+        """Forget a queue that the journal has, and the broker has not."""
+        self._add_firm([journal.removed(row_id)])
 
     def call(self, on_written: OnWritten) -> None:
         """Call back when all records added so far are written, as safe as the broker's settings demand."""
@@ -310,7 +316,7 @@ class Ledger:
         for batch in queue.batches():
             if batch.state == WAITING:
                 yield _note(batch, self._wall_ms(batch.time))
-            elif batch.attempt > 1 or queue.groups is not None:
+            elif batch.attempt != 1 or queue.groups is not None:
                 yield _note(batch, 0)
         for offset, (attempts, available_ms) in queue.notes.items():
             yield journal.note(queue.row_id, queue.frontier, offset, 1, attempts, available_ms)
@@ -390,7 +396,7 @@ class _Reader:
             self.rows.pop(before, None)
         known = self.rows.get(row_id)
         if known is None:
-            self.rows[row_id] = Recovered(group, topic, queue_id, OffsetSet(base))
+            self.rows[row_id] = Recovered(group, topic, queue_id, OffsetSet(base), named_ms=self.stored_ms)
         else:
             known.finished.advance_to(base)
         self._ids[key] = row_id
@@ -421,7 +427,7 @@ class _Reader:
         known = self.rows.get(row_id)
         if known is not None:
             known.finished, known.frontier, known.notes, known.end = OffsetSet(base), 0, {}, 0
-            known.is_reset = True
+            known.is_reset, known.named_ms = True, self.stored_ms
 
     def _on_commit(self, halves: list[tuple[int, int]]) -> None:
         self.commits.append(Decided(halves, self.position))

@@ -128,9 +128,13 @@ class QueueDelivery:
     """Recovered messages before this offset were taken at least once."""
     notes: dict[int, tuple[int, int]] = field(factory=dict, repr=False)
     """The attempts of recovered messages, and the time of their next delivery (ms of wall time)."""
+    loaded: tuple[int, int] = 0, 0
+    """Of a queue that the journal had: its end at the start of the broker, and the time of the record that
+    named it (ms of wall time). Messages before this end may have been taken without a later record."""
     groups: MessageGroups | None = None
     leased: dict[int, Batch] = field(factory=dict, repr=False)
     waiting: dict[Batch, None] = field(factory=dict, repr=False)
+    dying: dict[Batch, None] = field(factory=dict, repr=False)
     ready: deque[Batch] = field(factory=deque, repr=False)
     _other_name: int = -(1 << 63)
     """A name that no batch gets from its first message."""
@@ -151,10 +155,26 @@ class QueueDelivery:
             return 0
         return max(self.cursor, self.tried_before)
 
+    def was_taken_before(self, offset: int, taken_ms: int) -> bool:
+        """True if a message may have been taken at this time, before the start of the broker."""
+        end, named_ms = self.loaded
+        return offset < end and taken_ms >= named_ms
+
+    def finished_early(self, end: int) -> None:
+        """Messages up to `end` are finished without a lease; takes pass over them."""
+        if end > self.cursor:
+            self.recovered = max(self.recovered, end)
+
     @property
     def is_out(self) -> bool:
-        """True if messages are leased, or wait for redelivery."""
-        return bool(self.leased or self.waiting or self.ready or (self.groups and self.groups.free))
+        """True if messages are leased, wait for redelivery, or become dead letters."""
+        is_held = self.leased or self.waiting or self.ready or self.dying
+        return bool(is_held or (self.groups and self.groups.free))
+
+    @property
+    def is_new(self) -> bool:
+        """True if no message was taken from the base on."""
+        return self.cursor <= self.base >= self.recovered
 
     @property
     def has_new_only(self) -> bool:
@@ -260,19 +280,18 @@ class QueueDelivery:
         self.lease(single)
         return single
 
-    def part(self, batch: Batch, mask: int, state: int = GONE) -> Batch:
+    def part(self, batch: Batch, mask: int) -> Batch:
         """Take some messages out of a larger batch, as a batch of their own without owner."""
         batch.mask &= ~mask
         shift = (mask & -mask).bit_length() - 1
         start, attempt, key = batch.start + shift, batch.attempt, batch.key
-        return Batch(
-            self, start, mask >> shift, attempt, batch.taken_ms, batch.time, None, ~start, key, state
-        )
+        return Batch(self, start, mask >> shift, attempt, batch.taken_ms, batch.time, None, ~start, key, GONE)
 
     def restart(self, finished: OffsetSet) -> None:
         """Reset the queue: only these messages are finished, and no message was taken."""
         self.finished, self.cursor, self.recovered, self.tried_before = finished, finished.base, 0, 0
         self.notes, self.ready, self._blocks, self._reach = {}, deque(), {}, 0
+        self.loaded = 0, 0
         if self.groups is not None:
             self.groups = MessageGroups()
 
@@ -287,14 +306,22 @@ class QueueDelivery:
                 del self._blocks[at]
         elif batch.state == WAITING:
             self.waiting.pop(batch, None)
+        elif batch.state == DYING:
+            self.dying.pop(batch, None)
         topic = self.topic
         topic.taken_ms = max(topic.taken_ms, batch.taken_ms + 1)
         batch.state = GONE
 
     def wait(self, batch: Batch, time: float) -> None:
-        """Keep a batch, which was taken out, until `time`."""
+        """Keep a batch, which was taken out or has not become a dead letter, until `time`."""
+        self.dying.pop(batch, None)
         batch.state, batch.time, batch.owner = WAITING, time, None
         self.waiting[batch] = None
+
+    def doom(self, batch: Batch) -> None:
+        """Keep a batch, which was taken out, until it is known that it became dead letters."""
+        batch.state = DYING
+        self.dying[batch] = None
 
     def make_ready(self, batch: Batch) -> None:
         """Make a batch that was taken out available again, before the ready batches that lie behind it."""
@@ -308,4 +335,5 @@ class QueueDelivery:
 
     def batches(self) -> list[Batch]:
         """All batches."""
-        return [*self.leased.values(), *self.waiting, *(one for one in self.ready if one.state == READY)]
+        ready = (one for one in self.ready if one.state == READY)
+        return [*self.leased.values(), *self.waiting, *self.dying, *ready]
