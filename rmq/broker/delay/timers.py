@@ -10,11 +10,12 @@ All records that are due at the same time form a group. A great many may be due 
 part of the work: first it searches the records of the group for recalls, and next it delivers the messages in
 the order of their sends. No step is longer than some ms, however large the group.
 
-`config/timerProgress.json` holds the time up to which everything is delivered, and the progress within the
-present group. After a crash the deliveries since the last save are repeated: at least once, as with delay
-levels. A message that waits longer than half of the log's retention is copied to the end of the log, so that
-it is never deleted with an old file. A message with a delay that was stored before the wall clock was set
-back is copied as well: from the discovery on it waits no longer than its delay.
+`config/timerProgress.json` holds the time up to which everything is delivered, the progress within the
+present group, and what was delivered by a clock that was set back since (`delivered`). After a crash the
+deliveries since the last save are repeated: at least once, as with delay levels. A message that waits longer
+than half of the log's retention is copied to the end of the log, so that it is never deleted with an old
+file. A message with a delay that was stored before the wall clock was set back is copied as well: from the
+discovery on it waits no longer than its delay.
 
 A copy names its original by the queue offset, which all replicas of a log have in common
 (`PROPERTY_TIMER_REPLACES`): a master that begins with both, by an older progress, delivers only the copy.
@@ -36,6 +37,7 @@ from typing import TYPE_CHECKING, Final
 from attrs import field
 
 from rmq.broker.delay.corrections import CLOCK_STEP_MS, Corrections
+from rmq.broker.delay.delivered import Delivered
 from rmq.broker.delay.timer_records import (
     COPY_ROOM,
     HIDDEN_PROPERTIES,
@@ -209,6 +211,7 @@ class Timers:
         self._by_age = _ByAge(self._waiting)
         self._read = 0  # units below this queue offset are known
         self._delivered_ms = 0
+        self._delivered_so_far = Delivered()
         self._stepped_ms = 0
         self._corrections = Corrections(store, self._waiting, commit, put, on_copied=self._corrected)
         # A slave delivers nothing: it only keeps what its master says, for when it is made master.
@@ -321,6 +324,7 @@ class Timers:
         if self._groups or self._corrections.step() or self._roll(now_ms):
             return now_ms
         self._delivered_ms = now_ms
+        self._delivered_so_far.note(self._read, now_ms)
         idle = now_ms + 60_000
         return min(self._due[0], idle) if self._due else idle
 
@@ -512,16 +516,17 @@ class Timers:
         if self._is_slave:
             self._copied = {str(name): int(value) for name, value in progress.items()}
             return
-        known, self._delivered_ms = int(progress.get("read", 0)), int(progress.get("deliveredMs", 0))
+        self._delivered_ms = int(progress.get("deliveredMs", 0))
         self._part = int(progress.get("partMs", -1)), int(progress.get("partNext", 0))
         first = max(int(progress.get("first", 0)), self._store.min_offset(TIMER_TOPIC, 0))
         self._due, self._at, self._groups, self._recalls_of = [], {}, deque(), {}
         self._waiting.clear()
         self._by_age.clear()
         self._read = self._store.max_offset(TIMER_TOPIC, 0)
+        self._delivered_so_far.load(progress, self._read)
         for offset in range(first, self._read):
             unit = self._store.unit(TIMER_TOPIC, 0, offset)
-            if unit is not None and (unit[2] > self._delivered_ms or offset >= known):
+            if unit is not None and not self._delivered_so_far.has(offset, unit[2]):
                 self._wait(offset, unit[2])
         self._places = _Places()
         self._places.arrived(self._waiting)
@@ -556,7 +561,7 @@ class Timers:
             progress["first"] = min(first, group.offsets[0])  # recalls among those that are delivered
         if part[0] > progress["deliveredMs"]:
             progress |= {"partMs": part[0], "partNext": part[1]}
-        return progress
+        return progress | self._delivered_so_far.fields(progress["deliveredMs"])
 
 
 def _copy_of(message: StoredMessage, offset: int, due_ms: int) -> Record:
