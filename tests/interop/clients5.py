@@ -15,7 +15,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
@@ -372,7 +371,8 @@ class Verdict:
 
 def judge(sender: Job, consumers: list[Job], every: float = 0.0, kills: Sequence[float] = ()) -> Verdict:
     """Judge what the programs have said. Bodies are numbered in the order in which they were sent. The broker
-    was killed at the times `kills`: it may have stored the send under way, which is tried again."""
+    was killed at the times `kills`: it may have stored the send under way, which is tried again, and does not
+    count the attempts of messages that were out."""
     sent = [row[0] for row in sender.told("sent")]
     unsure, before = set(), None
     for body, at in zip(sent, sender.times("sent"), strict=True):
@@ -387,17 +387,27 @@ def judge(sender: Job, consumers: list[Job], every: float = 0.0, kills: Sequence
         for row, at in zip(list(job.rows), list(job.at), strict=False)
         if row and row[0] in ("message", "acked")
     )
-    firsts, acked, again = [], set(), []
-    for _, kind, body, attempt in events:
+    firsts: dict[str, list[float]] = {}
+    acked: dict[str, float] = {}
+    again = []
+    for at, kind, body, attempt in events:
         if kind == "acked":
-            acked.add(body)
+            acked.setdefault(body, at)
         elif attempt == "1":
-            firsts.append(body)
+            firsts.setdefault(body, []).append(at)
         elif body in acked and body not in unsure:
             again.append(body)
-    counts = Counter(firsts)
-    doubled = [body for body, count in counts.items() if count > 1 and body not in unsure]
+
+    def was_out(body: str, early: float, late: float) -> bool:
+        """True if a kill came between two deliveries of a message, before its acknowledgement."""
+        return any(early - SLOW_SECONDS <= kill <= min(late, acked.get(body, late)) for kill in kills)
+
+    doubled = [
+        body
+        for body, times in firsts.items()
+        if body not in unsure and not all(was_out(body, *pair) for pair in itertools.pairwise(times))
+    ]
     places = {body: place for place, body in enumerate(sent)}
-    order = [places[body] for body in dict.fromkeys(firsts) if body in places]
+    order = [places[body] for body in firsts if body in places]
     swapped = [sent[late] for early, late in itertools.pairwise(order) if late < early]
-    return Verdict([body for body in sent if body not in set(firsts) | acked], doubled, again, swapped)
+    return Verdict([body for body in sent if body not in {*firsts, *acked}], doubled, again, swapped)

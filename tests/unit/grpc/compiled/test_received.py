@@ -20,8 +20,11 @@ from rmq.broker import doors
 from rmq.broker.consume.per_message.taking import Handed
 from rmq.errors import RmqError
 from rmq.plugin import TakenMessage
-from rmq.protocol.codes import SYS_COMPRESSED
+from rmq.protocol.codes import POP_MESSAGE, SYS_COMPRESSED
+from rmq.protocol.command import Command
+from rmq.protocol.pop import PopMessageResponseHeader
 from rmq.protocol.record import MESSAGE_MAGIC, Record, decode_record, encode_record
+from rmq.proxy import takes
 from tests.compiled import COMPILED, HAS_COMPILED
 
 pytestmark = HAS_COMPILED
@@ -29,27 +32,33 @@ pytestmark = HAS_COMPILED
 RUNS = int(os.environ.get("RMQ_ENGINE_RUNS", "300"))
 PLAIN = st.text(st.characters(min_codepoint=32, max_codepoint=126), min_size=1, max_size=40)
 USUAL = ("TAGS", "KEYS", "UNIQ_KEY", "own")
+HANDLES = st.sampled_from(["POP_CK\x017 1 2 0 0 b 0 0 9", "POP_CK\x010 1 2 3 1 c 0 5"])
 NAMES = PLAIN | st.sampled_from(sorted(SYSTEM_PROPERTIES)) | st.sampled_from(USUAL)
 VALUES = PLAIN | st.sampled_from(["true", "3", "1700000000123", "0", "a b  c ", " "]) | st.text(max_size=5)
-PIECES = st.lists(st.tuples(NAMES, VALUES).map("\x01".join) | st.text(max_size=9), max_size=8)
-HOSTS = st.binary(min_size=4, max_size=4) | st.binary(min_size=16, max_size=16)
+PIECES = st.lists(st.tuples(NAMES, VALUES).map("\x01".join) | st.text(max_size=9) | HANDLES, max_size=8)
+HOSTS = st.integers(0, 9).flatmap(
+    lambda number: st.binary(min_size=(size := 4 if number else 16), max_size=size)
+)
 PORTS = st.integers(0, 65_535).map(lambda port: port.to_bytes(4, "big"))
 TIMES = st.integers(-(1 << 50), 1 << 50) | st.integers(1_700_000_000_000, 1_800_000_000_000)
 
+TOPICS = PLAIN | st.text(min_size=1, max_size=20)
+
 
 @st.composite
-def stored(draw: Callable[..., Any]) -> bytes:
+def stored(draw: Callable[..., Any], topics: st.SearchStrategy[str] = TOPICS) -> bytes:
     """The bytes of a record, plain or not."""
     body, is_packed = draw(st.binary(max_size=300)), draw(st.integers(0, 9)) == 0
     text = "\x02".join(["UNIQ_KEY\x01id"] * draw(st.booleans()) + draw(PIECES)) + "\x02" * draw(st.booleans())
     record = Record(
-        draw(PLAIN | st.text(min_size=1, max_size=20)),
+        draw(topics),
         draw(st.integers(0, 1 << 20)),
         zlib.compress(body) if is_packed else body,
         text,
         sys_flag=SYS_COMPRESSED if is_packed else 0,
-        queue_offset=draw(st.integers(0, 1 << 50)),
+        queue_offset=draw(st.sampled_from([0, 5]) | st.integers(0, 1 << 50)),
         physical_offset=draw(st.integers(0, 1 << 50)),
+        reconsume_times=draw(st.integers(0, 20)),
         born_timestamp=draw(TIMES),
         born_host=draw(HOSTS) + draw(PORTS),
         store_timestamp=draw(TIMES),
@@ -132,6 +141,14 @@ def test_damaged_records_are_left_to_python(records: list[bytes], data: st.DataO
         made.message(kept, place, "h", 1, 1)
 
 
+def told(one: TakenMessage) -> Any:
+    """The message, or the error in its place."""
+    try:
+        return one.handle, one.attempt, repr(one.message)
+    except RmqError as error:
+        return one.handle, one.attempt, repr(error)
+
+
 @given(st.lists(stored(), min_size=1, max_size=6), st.integers(0, 5), st.integers(0, 1_000))
 def test_a_take_gives_the_same_messages_by_both_engines(
     records: list[bytes], damaged: int, room: int
@@ -146,12 +163,45 @@ def test_a_take_gives_the_same_messages_by_both_engines(
             patch.setattr(doors.engine, "compiled", compiled)
             patch.setattr(doors, "PLAIN_BYTES", room)
             messages, left = doors.taken_messages(handed, "b")
-            return [(one.handle, one.attempt, told(one)) for one in messages], left
-
-    def told(one: TakenMessage) -> Any:
-        try:
-            return repr(one.message)
-        except RmqError as error:
-            return repr(error)
+            return [told(one) for one in messages], left
 
     assert taken(COMPILED) == taken(None)
+
+
+@given(st.lists(stored(st.sampled_from("TTTO")), min_size=1, max_size=3), st.integers(0, 300))
+def test_a_take_through_a_proxy_gives_the_same_messages_by_both_engines(
+    records: list[bytes], room: int
+) -> None:
+    assert by_proxy(records, room, COMPILED) == by_proxy(records, room, None)
+
+
+@pytest.mark.parametrize("topics", ["TT", "TO", "OT"])
+@pytest.mark.parametrize("room", [0, 50, 150, 300])
+def test_a_proxy_gives_no_more_than_there_is_room_for_and_names_the_topic(topics: str, room: int) -> None:
+    host = bytes((127, 0, 0, 1, 0, 0, 42, 159))
+    records = [encode_record(Record(topic, 0, bytes(100), "UNIQ_KEY\x01id"), host) for topic in topics]
+    messages, left = by_proxy(records, room, COMPILED)
+    assert (messages, left) == by_proxy(records, room, None)
+    assert len(messages) == (1 if room < 100 else 2)
+
+
+def by_proxy(records: list[bytes], room: int, compiled: Any) -> Any:
+    """The messages that a proxy takes with this engine, and the handles of those that are too many."""
+    header = PopMessageResponseHeader(1_000, 60_000, 0, 0, start_offset_info="0 7 3")
+    response = Command.request(POP_MESSAGE).reply(0, header=header, body=b"".join(records))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(takes.engine, "compiled", compiled)
+        patch.setattr(takes, "PLAIN_BYTES", room)
+        messages, left = takes._messages_of(response, "b", "T")
+        for one in messages:
+            one.message.broker_name = "b"
+        return [told(one) for one in messages], left
+
+
+def test_a_proxy_names_a_message_of_a_rocketmq_broker_by_the_handle_in_it() -> None:
+    host = bytes((127, 0, 0, 1, 0, 0, 42, 159))
+    text = "UNIQ_KEY\x01id\x02POP_CK\x010 1 2 3 1 c 0 5"
+    records = [encode_record(Record("T", 0, b"x", text, queue_offset=5), host)]
+    messages, _ = by_proxy(records, 300, COMPILED)
+    assert messages == by_proxy(records, 300, None)[0]
+    assert messages[0][0] == "0 1 2 3 1 c 0 5 0"
