@@ -37,6 +37,8 @@ POP_MAX_OF_ROCKETMQ: Final = 32
 """The most messages that RocketMQ's brokers pop at a time; a higher number is refused with the words
 `REFUSAL_OF_MORE` in the remark."""
 REFUSAL_OF_MORE: Final = "greater than 32"
+INVISIBLE_MAX_MS: Final = 12 * 3_600_000
+"""The longest lease; a redelivery may be later."""
 TAKEN: Final = "rmqTaken"
 WAITING: Final = "rmqWaiting"
 OLDEST_MS: Final = "rmqOldestMs"

@@ -19,7 +19,14 @@ from rmq.client.consume.isolation import Isolated
 from rmq.client.consume.retry import Backoff, Retry, delay_of, named, reason_text
 from rmq.client.consume.subscription import OnError, Sql
 from rmq.client.consume.workers import Workers
-from rmq.client.reading.simple_consumer import FAILURES, Place, ReceivedMessage, SimpleConsumer, place_of
+from rmq.client.reading.simple_consumer import (
+    FAILURES,
+    Place,
+    ReceivedMessage,
+    SimpleConsumer,
+    check_lease,
+    place_of,
+)
 from rmq.client.session.requests import LEAVING_SECONDS
 from rmq.client.session.session import PASSING, Session
 from rmq.errors import NETWORK_ERRORS, NoRoute, check_callable, check_number
@@ -77,7 +84,7 @@ class LeasedConsumer(AsyncResource):
         retry: Backoff | None = None,
         lease: float = LEASE_SECONDS,
     ) -> None:
-        check_number("lease", lease, 3, whole=False)
+        check_lease("lease", lease, 3)
         self._workers = Workers()
         self._inner = SimpleConsumer(
             session,

@@ -20,6 +20,7 @@ from attrs import evolve
 
 from rmq.client.consume.assignments import UNANSWERED_SECONDS
 from rmq.client.consume.message_view import PulledMessage, delivery_of, found_messages, quickest
+from rmq.client.consume.retry import check_after
 from rmq.client.consume.subscription import Sql, subscription
 from rmq.client.consume.workers import Workers
 from rmq.client.reading.pops import Pops
@@ -29,9 +30,11 @@ from rmq.client.session.routes import keep_rows
 from rmq.client.session.session import Session
 from rmq.errors import (
     NETWORK_ERRORS,
+    ConfigError,
     CorruptRecord,
     NoRoute,
     NotReady,
+    ResponseError,
     check_number,
     not_open,
 )
@@ -42,6 +45,7 @@ from rmq.protocol.headers import encode
 from rmq.protocol.pop import (
     BY_POLICY,
     HANDLE,
+    INVISIBLE_MAX_MS,
     NACK_KIND,
     UNSEEN,
     AckMessageRequestHeader,
@@ -67,6 +71,10 @@ FAILURES: Final = (*REQUEST_FAILURES, CorruptRecord)
 PAUSE_SECONDS: Final = 1.0
 """Pause after such a failure, in seconds."""
 RECEIVE_MAX: Final = 1_000
+ACKS_OF_A_REQUEST: Final = 400
+"""Acknowledgements of takes in one request, whose body is at most 256 KiB."""
+MESSAGES_OF_A_REQUEST: Final = 8_000
+"""Messages after which a request takes no further take; a broker takes 10,000."""
 FIRST_RETRY_MS: Final = 10_000
 """The redelivery time in ms for RocketMQ's brokers when a message is given back by the policy of its group:
 they do not apply the policy in this case."""
@@ -119,14 +127,14 @@ class ReceivedMessage(PulledMessage):
         await self._consumer.ack(self)
 
     async def nack(self, *, after: float | None = None) -> None:
-        """Nack the message: the attempt has failed, and the message is redelivered after so many seconds;
-        None: by the retry policy of its group. Raises as `SimpleConsumer.ack`. Cancelled: the message is
-        redelivered at the latest when its lease ends."""
+        """Nack the message: the attempt has failed, and the message is redelivered after so many seconds, at
+        most 40 days; None: by the retry policy of its group. Raises as `SimpleConsumer.ack`. Cancelled: the
+        message is redelivered at the latest when its lease ends."""
         await self._consumer.nack(self, after=after)
 
     async def extend(self, seconds: float) -> None:
-        """Keep the message for so many seconds from now on. Raises as `SimpleConsumer.ack`. Cancelled: the
-        lease may or may not be longer.
+        """Keep the message for so many seconds from now on, at most 12 hours. Raises as `SimpleConsumer.ack`.
+        Cancelled: the lease may or may not be longer.
         """
         await self._consumer.extend(self, seconds)
 
@@ -273,7 +281,7 @@ class SimpleConsumer(AsyncResource):
         self, max_messages: int = 32, *, wait: float = 10.0, invisible: float = 60.0
     ) -> list[ReceivedMessage]:
         """The next messages, at most so many; none when no message comes for `wait` seconds. Each is this
-        consumer's for `invisible` seconds.
+        consumer's for `invisible` seconds, up to 12 hours.
 
         Raises NoRoute, a network error, the ResponseError of a broker, or RemoteProtocolError or
         CorruptRecord for a damaged answer, when no broker could be asked; and ConfigError. Cancelled: no
@@ -281,7 +289,7 @@ class SimpleConsumer(AsyncResource):
         """
         check_number("max_messages", max_messages, 1)
         check_number("wait", wait, 0, whole=False)
-        check_number("invisible", invisible, 1, whole=False)
+        check_lease("invisible", invisible, 1)
         if not self._is_open:
             raise not_open(f"consumer of {self.group}")
         now, deadline = self._session.now, self._session.now() + wait
@@ -464,21 +472,30 @@ class SimpleConsumer(AsyncResource):
         return self.group, real_topic(take.place.topic, self.group, take.kind), take.queue_id
 
     async def _ack_batch(self, place: Place, takes: Mapping[_Take, Sequence[int]]) -> None:
-        acks = []
+        acks, count, refused = [], 0, None
+        left = len(takes)
         for take, offsets in takes.items():
             first = min(take.start, min(offsets))
             bits, times = bits_of(first, offsets), (take.taken, take.invisible)
             acks.append(
                 BatchAck(self.group, place.topic, take.kind, first, take.queue_id, take.revive, *times, bits)
             )
-        body = BatchAckMessageRequestBody(place.broker, acks).to_json()
-        address = self._address(place.broker, place.topic)
-        await self._session.brokers.call(address, codes.BATCH_ACK_MESSAGE, None, body)
+            left, count = left - 1, count + len(offsets)
+            if left and len(acks) < ACKS_OF_A_REQUEST and count < MESSAGES_OF_A_REQUEST:
+                continue
+            body = BatchAckMessageRequestBody(place.broker, acks).to_json()
+            acks, count = [], 0
+            try:
+                address = self._address(place.broker, place.topic)
+                await self._session.brokers.call(address, codes.BATCH_ACK_MESSAGE, None, body)
+            except ResponseError as error:  # of some messages; the others are acknowledged
+                refused = refused or error
+        if refused is not None:
+            raise refused
 
     async def nack(self, message: ReceivedMessage, *, after: float | None = None) -> None:
         """Nack a message: see `ReceivedMessage.nack`. Cancelled: the broker may or may not have the nack."""
-        if after is not None:
-            check_number("after", after, 0, whole=False)
+        check_after(after)
         ms = FIRST_RETRY_MS if after is None else round(after * 1000)
         await self._nack(message, ms, BY_POLICY if after is None else "true")
 
@@ -497,7 +514,7 @@ class SimpleConsumer(AsyncResource):
     async def extend(self, message: ReceivedMessage, seconds: float) -> None:
         """Keep a message for longer: see `ReceivedMessage.extend`. Cancelled: the lease may or may not be
         longer."""
-        check_number("seconds", seconds, 0.001, whole=False)
+        check_lease("seconds", seconds, 0.001)
         header = self._change_header(message, max(1, round(seconds * 1000)))
         response = await self._call(message, codes.CHANGE_MESSAGE_INVISIBLETIME, header)
         fields = response.read(ChangeInvisibleTimeResponseHeader)
@@ -519,6 +536,13 @@ class SimpleConsumer(AsyncResource):
         """Send a request to the broker of a message. Raises as `ack`."""
         address = self._address(message.broker_name, message._take.place.topic)
         return await self._session.brokers.call(address, code, header)
+
+
+def check_lease(argument: str, seconds: float, least: float) -> None:
+    """Raises InvalidType, ConfigError unless a lease may be so long."""
+    check_number(argument, seconds, least, whole=False)
+    if seconds * 1000 > INVISIBLE_MAX_MS:
+        raise ConfigError(argument, seconds, f"seconds, at most {INVISIBLE_MAX_MS // 1000} (12 hours)")
 
 
 def _take_of(place: Place, message: ReceivedMessage, handle: str) -> _Take | None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from rmq.broker.consume.per_message.handles import check_count, handle_text, parse_handle
 from rmq.broker.consume.per_message.polls import HeldTake
+from rmq.broker.consume.per_message.retry_policy import DELAY_MAX_MS
 from rmq.doors import TakeRequest
 from rmq.errors import ResponseError, for_code
 from rmq.protocol import codes
@@ -21,6 +22,7 @@ from rmq.protocol.headers import encode as encode_header
 from rmq.protocol.pop import (
     BY_POLICY,
     INIT_FROM_FIRST,
+    INVISIBLE_MAX_MS,
     NACK_KIND,
     OLDEST_MS,
     TAKEN,
@@ -51,7 +53,6 @@ if TYPE_CHECKING:
 else:
     from rmq.lazy_attrs import define
 
-INVISIBLE_MAX_MS: Final = 12 * 3_600_000
 _POP_FIELDS: Final = (
     *("consumerGroup", "topic", "queueId", "maxMsgNums", "invisibleTime", "pollTime", "initMode"),
     *("expType", "exp", "order"),
@@ -239,7 +240,8 @@ class PopRequests:
         if nack == BY_POLICY:
             delay_ms = None
         else:
-            _check_invisible(header.invisible_time, least=0)
+            most = DELAY_MAX_MS if nack else INVISIBLE_MAX_MS
+            _check_invisible(header.invisible_time, least=0, most=most)
         if nack or header.invisible_time == 0:
             counts = nack != UNSEEN
             (outcome,) = self._deliveries.nack(group, topic, [text], delay_ms, counts=counts)
@@ -312,9 +314,9 @@ def _order_counts(handed: Sequence[Handed]) -> str:
     )
 
 
-def _check_invisible(ms: int, *, least: int) -> None:
-    if not least <= ms <= INVISIBLE_MAX_MS:
+def _check_invisible(ms: int, *, least: int, most: int = INVISIBLE_MAX_MS) -> None:
+    if not least <= ms <= most:
         raise for_code(
             ResponseCode.SYSTEM_ERROR,
-            f"the invisible time {ms} ms is illegal: expected {least} to {INVISIBLE_MAX_MS}",
+            f"the invisible time {ms} ms is illegal: expected {least} to {most}",
         )
