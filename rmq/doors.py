@@ -106,7 +106,8 @@ class Chooser(Protocol):
         """The number of changes so far."""
 
     def __call__(self, message: StoredMessage) -> bool:
-        """True if the consumer takes a message; False also leaves a message that another consumer has."""
+        """True if the consumer takes a message; False also leaves a message that another consumer has. The
+        body is as it was sent: maybe compressed, and maybe damaged."""
 
 
 @frozen

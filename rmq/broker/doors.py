@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 from attrs import evolve
 
 from rmq.broker.consume.long_polling import ParkedRead
-from rmq.broker.consume.per_message.handles import handle_head
+from rmq.broker.consume.per_message.handles import handle_head, parse_handle
 from rmq.broker.consume.per_message.polls import HeldTake
 from rmq.broker.consume.read import MOVED, SUCCESS
 from rmq.broker.filtering.subscription import parse_subscription
@@ -545,16 +545,18 @@ def _end_of(group: str, transaction_id: str, message_id: str, decision: int) -> 
         raise for_code(ResponseCode.MESSAGE_ILLEGAL, remark) from None
 
 
-def taken_messages(found: Sequence[Handed], broker_name: str) -> tuple[list[TakenMessage], list[str]]:
-    """The messages that were taken, each with its handle, and the handles of those that are too many at once.
-    A message that cannot be read is left out: it comes again when its lease ends, and is a dead letter after
-    its last attempt."""
+def taken_messages(
+    found: Sequence[Handed], broker_name: str
+) -> tuple[list[TakenMessage], list[str], list[str]]:
+    """The messages that were taken, each with its handle; the handles of those that are too many at once; and
+    the handles of those that cannot be read."""
     messages: list[TakenMessage] = []
     left: list[str] = []
+    damaged: list[str] = []
     room = PLAIN_BYTES
     for one in found:
         head = handle_head(one.start, one.taken_ms, one.invisible_ms, broker_name, one.queue_id)
-        attempt = one.attempt
+        attempt, given, over = one.attempt, len(messages), len(left)
         for buffer in one.buffers:
             rest: bytes | memoryview = memoryview(buffer)
             if engine.compiled is not None:
@@ -574,21 +576,35 @@ def taken_messages(found: Sequence[Handed], broker_name: str) -> tuple[list[Take
                 handle = f"{head}{message.queue_offset} {message.physical_offset}"
                 messages.append(TakenMessage(message, handle, attempt))
             left += [f"{head}{other.queue_offset} {other.physical_offset}" for other in others]
-    return messages, left
+        if len(messages) - given + len(left) - over != one.count:
+            handles = [*(message.handle for message in messages[given:]), *left[over:]]
+            whole = {parse_handle(handle).offset for handle in handles}
+            damaged += [f"{head}{offset} 0" for offset in one.offsets() if offset not in whole]
+    return messages, left, damaged
 
 
 def opened(deliveries: Deliveries, request: TakeRequest, found: Sequence[Handed]) -> list[TakenMessage]:
-    """The messages that were taken. Messages that are too many once they are decompressed are given back."""
-    messages, left = taken_messages(found, deliveries.broker_name)
+    """The messages that were taken. Messages that are too many once they are decompressed are given back. The
+    attempts of messages that cannot be read have failed: they are retried, and dead letters in the end."""
+    messages, left, damaged = taken_messages(found, deliveries.broker_name)
     if left:
         give_back(deliveries, request, left)
+    if damaged:
+        give_back(deliveries, request, damaged, after_ms=None, counts=True)
     return messages
 
 
-def give_back(deliveries: Deliveries, request: TakeRequest, handles: Sequence[str]) -> None:
-    """Give back messages of a take, without a counted attempt."""
+def give_back(
+    deliveries: Deliveries,
+    request: TakeRequest,
+    handles: Sequence[str],
+    *,
+    after_ms: int | None = 0,
+    counts: bool = False,
+) -> None:
+    """Give back messages of a take, without a counted attempt if not `counts`."""
     with suppress(ResponseError):  # they come again when their leases end
-        deliveries.nack(request.consumer_group, request.topic, handles, 0, counts=False)
+        deliveries.nack(request.consumer_group, request.topic, handles, after_ms, counts=counts)
 
 
 def given_soon(

@@ -438,7 +438,7 @@ def decode_readable(
 ) -> tuple[list[StoredMessage], list[StoredMessage]]:
     """The messages of a pull's answer, without those that cannot be read: a damaged body, or one that cannot
     be decompressed, which any producer may send. `on_damage` is called for each of them, with the message as
-    sent; with None when the rest of the buffer is no record.
+    sent; with None for bytes that are no record: the reader goes on behind the size that they name, if any.
 
     The bodies have `most` bytes in all, and one body more: the messages behind are returned apart, as sent,
     since a few bytes may be a thousand times as many once they are decompressed.
@@ -460,7 +460,11 @@ def decode_readable(
                 message = decode_record(buffer, at, check_crc=False, decompressed=False)
             except CorruptRecord:
                 on_damage(None, error)
-                break
+                size = int.from_bytes(buffer[at : at + 4], "big")
+                if not FIXED_SIZE <= size <= end - at:
+                    break
+                at += size
+                continue
             on_damage(message, error)
         at += message.size
     return messages, left

@@ -13,10 +13,24 @@ from trio.testing import MockClock
 
 from rmq.broker.doors import DoorPeer
 from rmq.errors import StoreError
-from rmq.message import Message
+from rmq.message import Message, dlq_topic
+from rmq.protocol.bodies import SubscriptionGroupConfig
+from rmq.protocol.codes import SYS_COMPRESSED
+from rmq.protocol.properties import encode_properties
+from rmq.protocol.record import Record
 from rmq.testing.network import MemoryStream
-from tests.unit.amqp.client import ACCEPTED, Broken
-from tests.unit.amqp.messages import MODIFIED, PORT, REJECTED, RELEASED, bodies, client, cluster, text
+from tests.unit.amqp.client import ACCEPTED, Broken, Client
+from tests.unit.amqp.messages import (
+    MODIFIED,
+    PORT,
+    REJECTED,
+    RELEASED,
+    bodies,
+    client,
+    cluster,
+    selector,
+    text,
+)
 
 
 async def test_a_queue_is_a_topic_that_a_group_of_its_name_shares(autojump_clock: MockClock) -> None:
@@ -493,3 +507,54 @@ async def test_a_certificate_is_no_login_unless_the_setting_says_so(
         with pytest.raises(Broken, match="refused"):
             async with client(running, mechanism="EXTERNAL"):
                 pass
+
+
+# ---- messages whose bodies cannot be decompressed, which any producer may send ----
+
+KEEPALIVE = b"\0\0\0\x08\x02\0\0\0"
+
+
+async def let_pass(one: Client, seconds: int) -> None:
+    """Let time pass; the client says that it is here."""
+    for _ in range(0, seconds, 30):
+        await one.stream.send_all(KEEPALIVE)
+        await anyio.sleep(30)
+
+
+def put_unreadable(broker: Any, colour: str) -> None:
+    """Store a message as a producer sends it that marks its body as compressed, and it is not."""
+    properties = encode_properties({"UNIQ_KEY": "K", "colour": colour})
+    broker.groups.update(SubscriptionGroupConfig("Orders", retry_max_times=3))
+    broker.store.put(Record("Orders", 0, b"no zlib", properties, sys_flag=SYS_COMPRESSED))
+    broker.store.commit()
+    broker.deliveries.arrived("Orders")
+
+
+@pytest.mark.parametrize("filters", [{}, {"filters": selector("colour = 'red'")}])
+async def test_a_consumer_goes_on_and_the_message_becomes_a_dead_letter(
+    autojump_clock: MockClock, filters: dict[str, Any]
+) -> None:
+    async with cluster() as running, client(running) as one:
+        broker: Any = running["a"].server
+        session = await one.session()
+        producer = await one.producer(session, "Orders")
+        consumer = await one.consumer(session, "Orders", **filters)
+        put_unreadable(broker, "red")
+        await producer.send(text("m", properties={"colour": "red"}))
+        assert await bodies(consumer, 1) == ["m"]
+        await let_pass(one, 900)
+        dead = dlq_topic("Orders")
+        assert broker.store.max_offset(dead, 0) == 1
+
+
+async def test_it_stays_for_consumers_whose_selector_fits(autojump_clock: MockClock) -> None:
+    async with cluster() as running, client(running) as one:
+        broker: Any = running["a"].server
+        session = await one.session()
+        await one.consumer(session, "Orders", filters=selector("colour = 'blue'"))
+        put_unreadable(broker, "red")
+        await let_pass(one, 900)
+        assert broker.store.max_offset(dlq_topic("Orders"), 0) == 0
+        await one.consumer(session, "Orders", "red", filters=selector("colour = 'red'"))
+        await let_pass(one, 900)
+        assert broker.store.max_offset(dlq_topic("Orders"), 0) == 1

@@ -20,7 +20,7 @@ from rmq.broker.consume.per_message.queue_delivery import DYING, GONE, READY, Ba
 from rmq.errors import CorruptRecord
 from rmq.protocol.codes import SYS_HOST_BITS
 from rmq.protocol.pop import run_text
-from rmq.protocol.record import FIXED_SIZE, HOST_BITS, decode_records, offset_of
+from rmq.protocol.record import FIXED_SIZE, HOST_BITS, decode_record, offset_of
 
 if TYPE_CHECKING:
     from attrs import define
@@ -537,13 +537,15 @@ def _chosen(
 
 
 def _is_chosen(chooser: Chooser, record: Bytes) -> bool:
-    """True if a consumer takes a message. A chooser that fails takes none: a bug of its door must not end the
+    """True if a consumer takes a message. A damaged record goes to any consumer, as without a choice: its
+    attempts count, up to the dead letter. A chooser that fails takes none: a bug of its door must not end the
     commit of another client during which the chooser is called."""
     try:
-        (message,) = decode_records(memoryview(record))
-        return chooser(message)
+        message = decode_record(memoryview(record), check_crc=False, decompressed=False)
     except CorruptRecord:
-        return False
+        return True
+    try:
+        return chooser(message)
     except Exception as error:
         log.error("a door cannot choose among messages: %s", error, exc_info=error)
         return False

@@ -8,10 +8,12 @@ from rmq.broker import door_client
 from rmq.broker.doors import DoorPeer
 from rmq.doors import OpenTransaction, ReadRequest, TakeRequest
 from rmq.errors import AccessDenied, ResponseError
-from rmq.message import dlq_topic
+from rmq.message import StoredMessage, dlq_topic
 from rmq.plugin import Hooks
+from rmq.protocol import record as record_module
 from rmq.protocol.codes import SYS_COMPRESSED, SYS_PREPARED
-from rmq.protocol.record import compress
+from rmq.protocol.record import Record, compress, encode_record
+from rmq.store.files.consumequeue import UNIT_FORM
 from tests.unit.broker.per_message.peers import Peer, Stream
 from tests.unit.broker.rig import Rig, send
 from tests.unit.broker.taking import GROUP, TOPIC, step
@@ -209,13 +211,84 @@ def test_its_sender_and_other_consumers_are_served_though_a_take_waits(rig: Rig)
     assert [one.message.body for one in later.found[0]] == [b"z"]  # type: ignore[union-attr]
 
 
-def test_a_message_that_cannot_be_decompressed_is_a_dead_letter_in_the_end(rig: Rig) -> None:
-    rig.ask(send(TOPIC, b"no zlib", sys_flag=SYS_COMPRESSED))
+class Coloured:
+    """Chooses messages by a property, as a selector."""
+
+    version = 0
+
+    def __init__(self, colour: str) -> None:
+        self._colour = colour
+
+    def __call__(self, message: StoredMessage) -> bool:
+        return message.properties.get("colour") == self._colour
+
+
+RED = "UNIQ_KEY\x01R\x02colour\x01red"
+
+
+@pytest.mark.parametrize("chooser", [None, Coloured("red")])
+def test_a_message_that_cannot_be_decompressed_is_a_dead_letter_in_the_end(
+    rig: Rig, chooser: Coloured | None
+) -> None:
+    """However long the leases of the consumer are."""
+    request = TakeRequest(GROUP, TOPIC, from_first=True, invisible_ms=7 * 86_400_000, chooser=chooser)
+    rig.ask(
+        send(TOPIC, b"no zlib", sys_flag=SYS_COMPRESSED, properties=RED), send(TOPIC, b"1", properties=RED)
+    )
     peer = Peer(rig)
-    for _ in range(17):
-        assert peer.take(REQUEST) == []
-        step(rig, 61)
-    assert rig.store.max_offset(dlq_topic(GROUP), 0) == 1
+    assert [one.message.body for one in peer.take(request)] == [b"1"]
+    attempts = 1
+    while not rig.store.max_offset(dlq_topic(GROUP), 0):
+        step(rig, 7_201)
+        assert peer.take(request) == []
+        step(rig, 0)
+        attempts += 1
+    assert attempts == 17  # the first, and 16 retries
+
+
+def test_a_compressed_message_is_chosen_by_its_properties_without_being_decompressed(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig.ask(send(TOPIC, compress(b"plain"), sys_flag=SYS_COMPRESSED, properties=RED))
+    opened: list[bytes] = []
+    real = record_module.decompress
+
+    def seen(body: bytes, *rest: int) -> bytes:
+        opened.append(body)
+        return real(body, *rest)
+
+    monkeypatch.setattr(record_module, "decompress", seen)
+    blue, red = (
+        TakeRequest(GROUP, TOPIC, from_first=True, chooser=Coloured(name)) for name in ("blue", "red")
+    )
+    assert Peer(rig).take(blue) == []
+    assert opened == []
+    assert [one.message.body for one in Peer(rig).take(red)] == [b"plain"]
+
+
+@pytest.mark.parametrize("chooser", [None, Coloured("red")])
+def test_a_damaged_record_is_tried_and_costs_no_other_message(rig: Rig, chooser: Coloured | None) -> None:
+    """Its queue unit points to bytes that are no record."""
+    damaged = bytearray(encode_record(Record(TOPIC, 0, b"body"), bytes(8)))
+    damaged[4:8] = bytes(4)
+    place = rig.put("Other", 0, bytes(damaged))
+    found = rig.store.read(place)
+    assert found is not None
+    rig.put(TOPIC, 0, b"0")
+    rig.put(TOPIC, 0, b"1", properties={"colour": "red"})
+    unit = UNIT_FORM.pack(place + bytes(found).index(damaged), len(damaged), 0)
+    queue = rig.store.lane(TOPIC, 0)
+    assert queue is not None
+    queue.tail[: len(unit)] = unit
+    request = TakeRequest(GROUP, TOPIC, from_first=True, invisible_ms=7 * 86_400_000, chooser=chooser)
+    peer = Peer(rig)
+    taken = peer.take(request)
+    assert [one.message.body for one in taken] == [b"1"]
+    peer.acknowledge(GROUP, TOPIC, [taken[0].handle], peer.handled)
+    step(rig, 7_201)
+    queued = rig.broker.deliveries.queue_of(GROUP, TOPIC, 0)
+    assert queued is not None
+    assert [batch.attempt for batch in queued.ready] == [1]
 
 
 def test_a_read_goes_on_behind_a_message_that_cannot_be_decompressed(rig: Rig) -> None:

@@ -162,8 +162,8 @@ def test_a_take_gives_the_same_messages_by_both_engines(
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(doors.engine, "compiled", compiled)
             patch.setattr(doors, "PLAIN_BYTES", room)
-            messages, left = doors.taken_messages(handed, "b")
-            return [told(one) for one in messages], left
+            messages, left, unreadable = doors.taken_messages(handed, "b")
+            return [told(one) for one in messages], left, unreadable
 
     assert taken(COMPILED) == taken(None)
 
