@@ -315,6 +315,21 @@ class Broker:
         trio.run(create)
         return name
 
+    def until_topic(self, name: str) -> str:
+        """Wait until a topic exists; returns its name."""
+
+        async def wait() -> None:
+            async with rmq.connect(self.names) as ours:
+                with trio.fail_after(SECONDS):
+                    while True:
+                        with suppress(rmq.RmqError):
+                            await ours.admin.topic_route(name)
+                            return
+                        await trio.sleep(0.2)
+
+        trio.run(wait)
+        return name
+
     def group(self, name: str, *, attempts: int = 17, delay_ms: int = 0, in_order: bool = False) -> str:
         """Make a group with a policy of retries; returns its name."""
         policy = GroupRetryPolicy(customized_retry_policy=CustomizedRetryPolicy([delay_ms]))

@@ -285,7 +285,8 @@ def test_a_message_that_always_fails_is_a_dead_letter(run: Run, broker: Broker, 
     run("send", topic=topic, bodies="bad,good").done()
     job.until(lambda job: len(job.bodies()) == 4)
     assert sorted(job.attempts()) == [["bad", "1"], ["bad", "2"], ["bad", "3"], ["good", "1"]]
-    dead = run("simple", topic=f"%DLQ%{group}", consumer=f"dead-{topic}", seconds=40, count=1, retry="yes")
+    letters = broker.until_topic(f"%DLQ%{group}")
+    dead = run("simple", topic=letters, consumer=f"dead-{topic}", seconds=40, count=1, retry="yes")
     dead.until(lambda job: job.bodies() or job.child.poll() is not None)
     assert dead.bodies() == ["bad"], dead.rows
     time.sleep(3)
