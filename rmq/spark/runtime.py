@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Final
 from zipimport import zipimporter
 
 from rmq.errors import ConfigError
+from rmq.spark.formats.narrowing import narrow_reads
 
 if sys.platform != "win32":
     import fcntl
@@ -38,6 +39,7 @@ JAVA_MIN: Final = 17
 """Java version of Spark 4's class files."""
 
 _SOURCES: Final = ("pyspark_rmq", "pyspark_rmqstore")
+_FORMATS: Final = ("rmq", "rmqstore")
 _HOME: Final = "rmq-spark-home-"
 _HELD: Final = "rmq-held"
 """A file of a home that its process has locked."""
@@ -105,6 +107,7 @@ def register(spark: SparkSession) -> None:
         context.environment["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
         of_java = getattr(context._jvm, "org.apache.spark.sql.classic.SparkSession")
         of_java.setActiveSession(spark._jsparkSession)
+        narrow_reads(spark, _FORMATS)
     for module in _SOURCES:
         if importlib.util.find_spec(module) is not None:
             _register_source(spark, importlib.import_module(module).DefaultSource)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from attrs import frozen
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
@@ -146,6 +146,10 @@ class BatchReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return _read(self._options, self._schema, partition)
+
+    def narrowed(self, schema: StructType) -> Self:
+        """A reader of fewer columns, for the tasks of the same plan."""
+        return type(self)(self._options, asked_schema(schema, nullable=self._options.null_columns))
 
     def _bounds(self, cluster: Cluster) -> tuple[Offsets, Offsets]:
         return batch_bounds(cluster, self._options)

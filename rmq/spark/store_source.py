@@ -10,7 +10,7 @@ import logging
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from types import MappingProxyType
-from typing import Final
+from typing import Final, Self
 
 import numpy as np
 import pyarrow as pa
@@ -82,6 +82,10 @@ class StoreReader(DataSourceReader):
         self._asked = asked_schema(schema, nullable=options.may_be_null)
         self._schema = own_names(self._asked)
         self._batch = Batch(options.batch_rows, options.batch_bytes)
+
+    def narrowed(self, schema: StructType) -> Self:
+        """A reader of fewer columns, for the tasks of the same plan."""
+        return type(self)(self._options, schema)
 
     def partitions(self) -> Sequence[InputPartition]:
         """The parts to read. Raises ConfigError, StoreError, CorruptRecord when a file is missing."""

@@ -1,8 +1,7 @@
 """The 18 columns of a message, in Spark's and in Arrow's types.
 
 A reader may request any of them in any order, and in any case, with `.schema(...)`; only requested columns
-are decoded. Columns are pruned in this way, because Spark does not tell a Python data source which columns a
-query uses.
+are decoded, and of these, in a batch, only the columns that the query uses (see `narrowing`).
 """
 
 from __future__ import annotations
