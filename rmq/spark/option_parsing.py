@@ -12,7 +12,6 @@ from typing import Final, TypeVar
 
 import attrs
 
-from rmq.client.config import ClientConfig
 from rmq.config import java_key, load
 from rmq.errors import ConfigError
 
@@ -58,6 +57,8 @@ def load_options(cls: type[C], given: Mapping[str, str], source: str = "rmq") ->
 
 def _client_settings(given: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
     """The settings of the client by their keys; Spark gives them in lower case. Raises ConfigError."""
+    from rmq.client.config import ClientConfig
+
     keys = {java_key(field).lower(): java_key(field) for field in attrs.fields(ClientConfig)}
     keys |= {field.name: java_key(field) for field in attrs.fields(ClientConfig)}
     for name in given:

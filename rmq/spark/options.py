@@ -11,27 +11,30 @@ import json
 import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 from attrs import frozen
 from attrs.validators import optional
 
-from rmq.client.config import ClientConfig
-from rmq.client.consume.subscription import ALL, Sql
 from rmq.config import at_least, between, java_key, load, one_of, parse_addresses, setting
 from rmq.errors import ConfigError
 from rmq.message import MessageQueue, validate_group, validate_topic
-from rmq.protocol.auth.signature import Credentials
-from rmq.remoting.transports.tls import TlsConfig
 from rmq.spark.offsets import EARLIEST, LATEST, Offsets, parse_offsets
 from rmq.spark.option_parsing import load_options, names_in
+
+if TYPE_CHECKING:  # Spark checks options in processes of their own, which need no client
+    from rmq.client.config import ClientConfig
+    from rmq.client.consume.subscription import Sql
+    from rmq.protocol.auth.signature import Credentials
+    from rmq.remoting.transports.tls import TlsConfig
 
 KIB: Final = 1024
 MIB: Final = 1024 * KIB
 DEFAULT_GROUP: Final = "rmq-spark"
 """The group of reads and writes without one; nothing is committed for it."""
 
+_ALL_TAGS: Final = "*"
 _STORE_WORDS: Final = {"via", "oncorrupt"}
 _STREAM_ONLY: Final = ("max_offsets_per_trigger", "min_offsets_per_trigger")
 _DURATION: Final = re.compile(r"([0-9]{1,9})\s*(ms|s|m|h)")
@@ -75,12 +78,16 @@ class ConnectOptions:
 
     def client_config(self, **settings: Any) -> ClientConfig:
         """The settings of the client: `settings`, and over them the options."""
+        from rmq.client.config import ClientConfig
+
         return load(ClientConfig, arguments={**settings, **dict(self.client)}, environment={})
 
     def credentials(self) -> Credentials | None:
         """The account, or None. Raises ConfigError when the file of the secret cannot be read."""
         if not self.access_key:
             return None
+        from rmq.protocol.auth.signature import Credentials
+
         secret = self.secret_key
         if self.secret_key_file:
             try:
@@ -95,6 +102,8 @@ class ConnectOptions:
         """The TLS settings, or None."""
         if not self.tls:
             return None
+        from rmq.remoting.transports.tls import TlsConfig
+
         return TlsConfig(
             tls_mode="enforcing",
             tls_trust_path=self.tls_ca,
@@ -214,7 +223,11 @@ class ReadOptions(ConnectOptions):
     @property
     def expression(self) -> str | Sql:
         """The filter, in the form of a subscription."""
-        return Sql(self.filter_sql) if self.filter_sql else self.filter or ALL
+        if not self.filter_sql:
+            return self.filter or _ALL_TAGS
+        from rmq.client.consume.subscription import Sql
+
+        return Sql(self.filter_sql)
 
     @property
     def null_columns(self) -> frozenset[str]:
@@ -229,7 +242,7 @@ class ReadOptions(ConnectOptions):
     @property
     def is_filtered(self) -> bool:
         """True if the broker leaves messages out."""
-        return bool(self.filter_sql) or self.filter.strip() not in ("", ALL)
+        return bool(self.filter_sql) or self.filter.strip() not in ("", _ALL_TAGS)
 
     @property
     def tags(self) -> frozenset[str]:

@@ -1,5 +1,7 @@
 """Reading topics in batches and streams: the plans, made in the driver. See `pull` for the tasks.
 
+The module of the cluster is imported by the first question: Spark makes readers in processes that ask none.
+
 A read is exact because a range [start, stop) of a queue is always the same messages: Spark keeps the ranges
 in its checkpoint, and missing messages of a range raise DataLoss (or are skipped and logged).
 """
@@ -16,7 +18,6 @@ from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, Inp
 from pyspark.sql.types import StructType
 
 from rmq.message import MessageQueue
-from rmq.spark.cluster import BrokersAway, Cluster
 from rmq.spark.formats.schema import asked_schema, own_names, renamed
 from rmq.spark.offsets import (
     AWAY,
@@ -35,7 +36,6 @@ from rmq.spark.offsets import (
 )
 from rmq.spark.options import ReadOptions, read_options
 from rmq.spark.pushdown import SPARE_MS, Conditions, Filter, Span, clipped, is_ensured
-from rmq.spark.ranges import batch_bounds, first_offsets, is_new, keep_last, read_last
 
 try:
     from pyspark.sql.streaming.datasource import (
@@ -68,6 +68,8 @@ except ImportError:
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+    from rmq.spark.cluster import Cluster
 
 
 POLL_SECONDS: Final = 0.1
@@ -140,6 +142,8 @@ class BatchReader(DataSourceReader):
         self._schema = schema
 
     def partitions(self) -> Sequence[InputPartition]:
+        from rmq.spark.cluster import Cluster
+
         with Cluster(self._options) as cluster:
             start, end = self._bounds(cluster)
             return _partitions(plan(start, end, cluster.bounds(end, end)), self._options)
@@ -152,6 +156,8 @@ class BatchReader(DataSourceReader):
         return type(self)(self._options, asked_schema(schema, nullable=self._options.null_columns))
 
     def _bounds(self, cluster: Cluster) -> tuple[Offsets, Offsets]:
+        from rmq.spark.ranges import batch_bounds
+
         return batch_bounds(cluster, self._options)
 
 
@@ -214,6 +220,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def initialOffset(self) -> dict[str, Any]:
         if self._first is None:
+            from rmq.spark.ranges import first_offsets
+
             self._first = first_offsets(self._open(), self._options)
         return offsets_tree(self._first)
 
@@ -269,6 +277,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return offsets_tree(self._newest) | ({AWAY: skipped} if skipped else {})
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        from rmq.spark.cluster import BrokersAway
+
         first, last = offsets_of(start), offsets_of(end)
         was, now = places_of(start), places_of(end)
         asked = [
@@ -317,6 +327,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # --- parts ---
 
     def _open(self) -> Cluster:
+        from rmq.spark.cluster import Cluster
+
         if self._cluster is not None and self._cluster.has_old_secret:
             self.stop()
         if self._cluster is None:
@@ -441,6 +453,8 @@ class UnpositionedStreamReader(StreamReader):
         return self._at
 
     def latestOffset(self, *_: Any) -> dict[str, Any]:
+        from rmq.spark.ranges import is_new, read_last
+
         if self._at is None:
             self._at = self.initialOffset() if is_new(self._options) else read_last(self._options)
         if self._at is None:
@@ -450,6 +464,8 @@ class UnpositionedStreamReader(StreamReader):
         return self._at
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        from rmq.spark.ranges import keep_last
+
         found = super().partitions(start, end)
         self._at = end
         keep_last(self._options, end)
@@ -468,6 +484,8 @@ class UnpositionedStreamReader(StreamReader):
         position, would become the next position: messages would be read again. So the call waits for every
         master, regardless of `onBrokerAway`, `requireMasters` and `failOnDataLoss`.
         """
+        from rmq.spark.cluster import BrokersAway
+
         cluster = self._open()
         left = cluster.left_behind() or frozenset[str]()
         try:
