@@ -206,7 +206,6 @@ MANY_SIBLINGS: Final = {
     "rmq/remoting/connection.py": "reads by a poller of its loop",
     "rmq/remoting/pool.py": "dials by any transport",
     "rmq/server/main.py": ROOTS,
-    "rmq/spark/source.py": "plans a read",
     "rmq/store/store.py": ROOTS,
 }
 """Modules that import more modules or folders beside them, and why."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Self
@@ -23,15 +23,16 @@ from attrs import define, field
 
 from rmq.client.consume.pull import RawPull
 from rmq.client.reading.pull_consumer import PullConsumer
-from rmq.errors import NETWORK_ERRORS, CorruptRecord, NoRoute, ServiceNotAvailable, SystemBusy
+from rmq.errors import NETWORK_ERRORS, CorruptRecord, NoRoute, RmqError, ServiceNotAvailable, SystemBusy
 from rmq.message import MessageQueue
 from rmq.protocol.auth.signature import Credentials
 from rmq.protocol.codes import ResponseCode
+from rmq.protocol.command import Command
 from rmq.protocol.record import decode_record
 from rmq.remoting.loop import unwrap_groups
 from rmq.spark.cluster import Loop, client_of, masters_away
-from rmq.spark.formats.arrays import at_every_byte
-from rmq.spark.formats.records import decode_batch, each_fitting, record_starts
+from rmq.spark.direct import DirectReader, NotPlain, Stride, connected, is_plain
+from rmq.spark.formats.records import Data, decode_batch, each_fitting, queue_offsets, record_starts
 from rmq.spark.formats.schema import arrow_schema
 from rmq.spark.offsets import QueueRange, lost
 from rmq.spark.options import ReadOptions
@@ -43,13 +44,9 @@ PASSING = (*NETWORK_ERRORS, NoRoute, SystemBusy, ServiceNotAvailable)
 PAUSE_SECONDS = 0.05
 FILTERED_SLICE = 8
 """Factor for the length of slices with a filter: a filtered pull may look at many messages and return few."""
-GROW_AFTER = 16
-"""Full answers in a row after which pulls request more."""
 BUDGET_BATCHES = 4
 """Arrow batches whose bytes may be pulled ahead, or be in flight."""
 _CLIENTS_MAX = 4
-_OFFSET_AT = 20
-"""The place of the queue offset in a record (see rmq.protocol.record)."""
 
 log = logging.getLogger(__name__)
 
@@ -72,14 +69,54 @@ def read_ranges(
     tags = pa.array(sorted(options.tags)) if options.tags else None
     is_worker = prepare_worker()
     with _consumer(options, is_kept=is_worker) as (loop, consumer):
-        reading = loop.portal.wrap_async_context_manager(RangeReader(consumer, piece, options))
-        with reading as reader:
+        for data, starts in _records(loop, consumer, piece, options):
+            for batch in _decoded(data, starts, options, decoded, piece[0].queue.broker_name):
+                if tags is not None:
+                    batch = batch.filter(pc.is_in(batch.column("tags"), value_set=tags))
+                yield batch.select(schema.names) if hidden else batch
+
+
+def _records(
+    loop: Loop, consumer: PullConsumer, piece: Sequence[QueueRange], options: ReadOptions
+) -> Iterator[tuple[Data, Any]]:
+    """The records of the ranges, and their begins: those that are plain to read first."""
+    left = piece
+    if is_plain(options):
+        left = yield from _direct(loop, consumer, piece, options)
+    if left:
+        with loop.portal.wrap_async_context_manager(RangeReader(consumer, left, options)) as reader:
             while (records := loop.call(reader.next)) is not None:
-                data, starts = records
-                for batch in _decoded(data, starts, options, decoded, piece[0].queue.broker_name):
-                    if tags is not None:
-                        batch = batch.filter(pc.is_in(batch.column("tags"), value_set=tags))
-                    yield batch.select(schema.names) if hidden else batch
+                yield records
+
+
+def _direct(
+    loop: Loop, consumer: PullConsumer, piece: Sequence[QueueRange], options: ReadOptions
+) -> Generator[tuple[Data, Any], None, Sequence[QueueRange]]:
+    """The records that are read without the event loop; returns the ranges that are left."""
+    requests: dict[MessageQueue, Callable[[int, int], Command]] = {}
+
+    def request(queue: MessageQueue, offset: int, count: int) -> Command:
+        if queue not in requests:
+            there, requests[queue] = loop.call(consumer.raw_requests, queue)
+            if there != address:
+                raise NotPlain(f"{queue} is read from {there}")
+        return requests[queue](offset, count)
+
+    reader: DirectReader | None = None
+    try:
+        queue = piece[0].queue
+        address, requests[queue] = loop.call(consumer.raw_requests, queue)
+        if address != consumer.master(queue):
+            return piece
+        with connected(address) as sock:
+            reader = DirectReader(sock, request, options)
+            yield from reader.batches(piece)
+            return reader.left
+    except (OSError, RmqError) as error:
+        if reader is not None:
+            raise
+        log.info("no connection of the task's own: %s", error)
+        return piece
 
 
 @contextmanager
@@ -111,7 +148,7 @@ def _consumer(options: ReadOptions, *, is_kept: bool) -> Iterator[tuple[Loop, Pu
 
 
 def _decoded(
-    data: bytes, starts: Any, options: ReadOptions, schema: pa.Schema, broker_name: str
+    data: Data, starts: Any, options: ReadOptions, schema: pa.Schema, broker_name: str
 ) -> Iterator[pa.RecordBatch]:
     def take(some: Any) -> tuple[pa.RecordBatch, int]:
         try:
@@ -131,10 +168,10 @@ def _decoded(
     return each_fitting(starts, take)
 
 
-def _placed(error: CorruptRecord, data: bytes, broker_name: str) -> CorruptRecord:
+def _placed(error: CorruptRecord, data: Data, broker_name: str) -> CorruptRecord:
     """The error with the place of the message for the user, and the remedy."""
     try:
-        message = decode_record(data, error.offset, check_crc=False, decompressed=False)
+        message = decode_record(bytes(data), error.offset, check_crc=False, decompressed=False)
     except CorruptRecord:
         return error  # it is not the body
     where = f"topic {message.topic}, queue {message.queue_id} of {broker_name}"
@@ -177,9 +214,7 @@ class RangeReader:
         """Expected bytes of one pull; 0 before the first answer."""
         self._changed = anyio.Event()
         self._filtered = options.is_filtered
-        self._stride = options.pull_batch
-        self._given = 0
-        self._full_answers = 0
+        self._stride = Stride(options.pull_batch)
         self._slices: deque[_Slice] = deque()
         self._tasks: TaskGroup
 
@@ -228,7 +263,7 @@ class RangeReader:
 
     def _fill(self) -> None:
         """Keep as many slices in flight as allowed: one until an answer shows its size."""
-        length = self._stride * (FILTERED_SLICE if self._filtered else 1)
+        length = self._stride.messages * (FILTERED_SLICE if self._filtered else 1)
         most = self._options.pulls_in_flight if self._answer_bytes else 1
         while self._rest and len(self._slices) < most:
             piece = self._rest.popleft()
@@ -254,7 +289,7 @@ class RangeReader:
                     at = await self._advance(one, at)
                 finally:
                     self._coming -= expected
-                if not self._filtered and one is self._slices[-1] and one.stop - at > self._stride:
+                if not self._filtered and one is self._slices[-1] and one.stop - at > self._stride.messages:
                     self._requeue(one.queue, at, one.stop)  # to be pulled in parallel
                     one.stop = at
                 self._wake()
@@ -325,7 +360,7 @@ class RangeReader:
         if self._filtered:
             return self._passed_over(one, at, min(max(answer.next_offset, at + 1), one.stop), answer)
         mine = offsets[low:high]
-        self._learn(asked, len(mine))
+        self._stride.learn(asked, len(mine))
         expected = np.arange(at, at + len(mine))
         if len(mine) and np.array_equal(mine, expected):
             return at + len(mine)
@@ -337,19 +372,6 @@ class RangeReader:
         first = int(np.argmax(offsets != np.arange(at, at + len(offsets))))
         self._missing(one, at + first, int(offsets[first]), answer)
         return int(offsets[-1]) + 1
-
-    def _learn(self, asked: int, given: int) -> None:
-        """Request as much as the broker gives: slices that need a second pull are slow. A response may be
-        short because a file ended."""
-        before, self._given = self._given, given
-        if given < asked:
-            self._stride = max(given, min(before, self._stride), 1)
-            self._full_answers = 0
-        elif asked >= self._stride:
-            self._full_answers += 1
-            if self._full_answers >= GROW_AFTER:
-                self._stride = min(2 * self._stride, self._options.pull_batch)
-                self._full_answers = 0
 
     def _passed_over(self, one: _Slice, at: int, ahead: int, answer: RawPull) -> int:
         """Note messages that a filter left out; messages below the queue's oldest offset may have been
@@ -370,10 +392,3 @@ class RangeReader:
             raise lost([loss])
         log.warning("skipped, since failOnDataLoss is false: %s", loss)
         return ahead
-
-
-def queue_offsets(data: bytes, starts: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """The queue offsets of the records that begin at `starts`."""
-    everywhere = at_every_byte(np.frombuffer(data, np.uint8), np.dtype(">i8"))
-    found: np.ndarray[Any, Any] = everywhere[starts + _OFFSET_AT].astype(np.int64)
-    return found

@@ -18,6 +18,7 @@ from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, Inp
 from pyspark.sql.types import StructType
 
 from rmq.message import MessageQueue
+from rmq.spark.formats.pushdown import SPARE_MS, Conditions, Filter, Span, clipped, is_ensured
 from rmq.spark.formats.schema import asked_schema, own_names, renamed
 from rmq.spark.offsets import (
     AWAY,
@@ -35,7 +36,6 @@ from rmq.spark.offsets import (
     split,
 )
 from rmq.spark.options import ReadOptions, read_options
-from rmq.spark.pushdown import SPARE_MS, Conditions, Filter, Span, clipped, is_ensured
 
 try:
     from pyspark.sql.streaming.datasource import (

@@ -21,10 +21,10 @@ from pyspark.sql.types import StructType
 
 from rmq.errors import ConfigError, CorruptRecord
 from rmq.spark.formats.arrays import Array, gather
+from rmq.spark.formats.pushdown import SPARE_MS, Conditions, Filter, Span
 from rmq.spark.formats.records import HEAD, Batch, Records, decode_batch, each_fitting
 from rmq.spark.formats.schema import asked_schema, own_names, renamed
 from rmq.spark.options import StoreOptions
-from rmq.spark.pushdown import SPARE_MS, Conditions, Filter, Span
 from rmq.spark.runtime import prepare_worker
 from rmq.spark.store_files import (
     ChunkScan,

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pathlib
 import signal
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -55,8 +56,8 @@ def run_command(
             if once:
                 ran = run_once(spark, jobs, tell=lambda line: echo(line, err=True))
             else:
-                with _sigterm_as_interrupt():
-                    run_streams(spark, jobs, tell=echo)
+                with _interrupted_sleep() as sleep:
+                    run_streams(spark, jobs, tell=echo, sleep=sleep)
                 return
         print_summary(ran, output)
         if ran.errors:
@@ -71,10 +72,18 @@ def _tree(file: pathlib.Path) -> object:
 
 
 @contextmanager
-def _sigterm_as_interrupt() -> Iterator[None]:
-    """Let SIGTERM, by which Kubernetes and systemd stop a service, end the block as Ctrl-C does."""
-    before: Any = signal.signal(signal.SIGTERM, signal.default_int_handler)
+def _interrupted_sleep() -> Iterator[Callable[[float], None]]:
+    """A function that sleeps, until SIGTERM ends it as Ctrl-C does: Kubernetes and systemd stop services so.
+
+    SIGTERM ends nothing else: after an interrupted call Java cannot be asked to stop the streams."""
+    ended = threading.Event()
+    before: Any = signal.signal(signal.SIGTERM, lambda *_: ended.set())
+
+    def sleep(seconds: float) -> None:
+        if ended.wait(seconds):
+            raise KeyboardInterrupt
+
     try:
-        yield
+        yield sleep
     finally:
         signal.signal(signal.SIGTERM, before)

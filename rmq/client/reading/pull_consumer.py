@@ -378,6 +378,16 @@ class PullConsumer(AsyncResource):
         response, address = await self._exchange(self._template(queue, expression), offset, max_messages, 0.0)
         return RawPull.of(response, address)
 
+    async def raw_requests(
+        self, queue: MessageQueue, *, expression: str | Sql = ALL
+    ) -> tuple[str, Callable[[int, int], Command]]:
+        """The address that `pull_raw` would ask, and its request by offset and number of messages: for a
+        reader with a connection of its own, which signs requests itself. Cancelled: nothing changes."""
+        await self._ensure_route(queue)
+        template = self._template(queue, expression)
+        _, address = self._session.brokers.reader(queue)
+        return address, lambda offset, most: template.request(offset, most, 0, None)
+
     async def topics(self) -> list[str]:
         """The names of all topics that a name server knows, RocketMQ's own too. Cancelled: nothing
         changes."""

@@ -33,7 +33,7 @@ from rmq.errors import CorruptRecord, RemoteProtocolError
 from rmq.message import PROPERTY_KEYS, PROPERTY_TAGS, PROPERTY_UNIQUE_KEY
 from rmq.protocol import engine
 from rmq.protocol.codes import SYS_BORNHOST_V6, SYS_COMPRESSED, SYS_HOST_BITS, SYS_STOREHOST_V6
-from rmq.protocol.record import FIELDS, FIXED_SIZE, MESSAGE_MAGIC, decompress, host_text, part
+from rmq.protocol.record import FIELDS, FIXED_SIZE, MESSAGE_MAGIC, decompress, host_text, offset_of, part
 from rmq.spark.formats.arrays import Array, at_every_byte, decode_utf8, gather, offsets_and_bytes, take_bytes
 from rmq.spark.formats.plain_records import host_texts, plain_batch
 from rmq.spark.formats.properties import Properties
@@ -545,3 +545,13 @@ def _together(buffer: Array, begins: Array, end: int) -> tuple[Array, int] | Non
         going = good & (after < stop)
         at, stop = after[going], stop[going]
     return np.sort(np.concatenate(steps)), reached
+
+
+_QUEUE_OFFSET: Final = offset_of("queue_offset")
+
+
+def queue_offsets(data: Data, starts: Array) -> Array:
+    """The queue offsets of the records that begin at `starts`."""
+    everywhere = at_every_byte(as_bytes(data), np.dtype(">i8"))
+    found: Array = everywhere[starts + _QUEUE_OFFSET].astype(np.int64)
+    return found

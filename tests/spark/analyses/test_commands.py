@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import pathlib
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -22,6 +24,7 @@ from rmq.cli.demo.spark import archive_and_count, archive_line, column_to_count,
 from rmq.cli.output import console
 from rmq.cli.spark import PIPELINES, job
 from rmq.cli.spark import spark as spark_commands
+from rmq.cli.spark.streams import _interrupted_sleep
 from rmq.cli.target import Target
 from rmq.client import blocking
 from rmq.spark import read_archive
@@ -191,3 +194,14 @@ def test_help_needs_neither_spark_nor_arrow() -> None:
     assert {name: found.name for name in PIPELINES if (found := group.get_command(context, name))} == {
         name: name for name in PIPELINES
     }
+
+
+def test_sigterm_ends_a_sleep_and_no_call_of_java() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with _interrupted_sleep() as sleep:
+        sleep(0)
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert [*range(3)] == [0, 1, 2]  # what is under way goes on
+        with pytest.raises(KeyboardInterrupt):
+            sleep(60)
+    assert signal.getsignal(signal.SIGTERM) == before

@@ -18,10 +18,10 @@ from pyspark.sql import datasource as ds
 from rmq.errors import ConfigError
 from rmq.message import MessageQueue
 from rmq.protocol.record import Record
-from rmq.spark import source, store_source
+from rmq.spark import ranges, source, store_source
+from rmq.spark.formats.pushdown import SPARE_MS, Conditions, Span
 from rmq.spark.formats.schema import spark_schema
 from rmq.spark.options import read_options, store_options
-from rmq.spark.pushdown import SPARE_MS, Conditions, Span
 from rmq.spark.source import BatchReader, PushdownBatchReader
 from rmq.spark.store_source import PushdownStoreReader, StoreReader
 from rmq.store.files.disk import RealDisk
@@ -267,7 +267,7 @@ def test_a_clock_that_was_set_back_loses_nothing() -> None:
 
 def test_what_is_lost_is_lost_with_filters_too(monkeypatch: pytest.MonkeyPatch) -> None:
     queue = MessageQueue("A", "x", 0)
-    monkeypatch.setattr(source, "batch_bounds", lambda *_: ({queue: 3}, {queue: 50}))
+    monkeypatch.setattr(ranges, "batch_bounds", lambda *_: ({queue: 3}, {queue: 50}))
     reader = PushdownBatchReader(read_options(GIVEN, streaming=False), ["body"])
     reader.pushFilters([ds.LessThan(("queueOffset",), 20)])
     bounds: Any = {queue: (10, 50)}

@@ -24,11 +24,11 @@ from rmq.protocol.codes import SYS_COMPRESSED, RequestCode, ResponseCode
 from rmq.protocol.command import Command
 from rmq.protocol.record import Record, decode_records
 from rmq.remoting.connection import Connection
-from rmq.spark.formats.records import record_starts
+from rmq.spark.formats.records import queue_offsets, record_starts
 from rmq.spark.formats.schema import asked_schema
 from rmq.spark.offsets import DataLoss, QueueRange
 from rmq.spark.options import read_options
-from rmq.spark.pull import RangeReader, _decoded, queue_offsets
+from rmq.spark.pull import RangeReader, _decoded
 from rmq.testing.cluster import Cluster
 from rmq.testing.front import CUT, BrokerFront
 from tests.spark.cluster import running
