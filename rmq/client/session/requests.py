@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Container, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, TypeVar
 
@@ -76,6 +76,7 @@ from rmq.remoting.loop import current_loop
 from rmq.remoting.pool import Pool
 
 log = logging.getLogger("rmq.client.servers")
+warnings_log = logging.getLogger("rmq.client.session")
 
 T = TypeVar("T")
 E = TypeVar("E", bound=RmqError)
@@ -499,3 +500,42 @@ class Brokers:
         """Give queue locks back."""
         body = UnlockBatchRequestBody(group, client_id, frozenset(queues))
         await self.call(address, RequestCode.UNLOCK_BATCH_MQ, body=body.to_json())
+
+
+def group_count(data: HeartbeatData) -> int:
+    """The number of producer and consumer groups."""
+    return len(data.producer_data_set) + len(data.consumer_data_set)
+
+
+def heartbeat_parts(data: HeartbeatData, most: int) -> list[HeartbeatData]:
+    """The same heartbeat in parts of at most so many groups, producers first."""
+    producers, consumers = data.producer_data_set, data.consumer_data_set
+    found = []
+    for start in range(0, group_count(data), most):
+        end, behind = start + most, len(producers)
+        ours = consumers[max(0, start - behind) : max(0, end - behind)]
+        found.append(attrs.evolve(data, producer_data_set=producers[start:end], consumer_data_set=ours))
+    return found
+
+
+class HeartbeatWarnings:
+    """The last warnings of brokers about groups, each logged once."""
+
+    def __init__(self) -> None:
+        self._last: dict[tuple[str, str], str] = {}  # by address and consumer group; "": producers
+
+    def note(self, address: str, data: HeartbeatData, text: str) -> None:
+        """Log the warning in a broker's response to this heartbeat, unless it is unchanged."""
+        groups = [(address, one.group_name) for one in data.consumer_data_set] or [(address, "")]
+        if text and any(self._last.get(one) != text for one in groups):
+            warnings_log.warning("%s: %s", address, text)
+        for one in groups:
+            self._last.pop(one, None)
+        if text:
+            self._last.update(dict.fromkeys(groups, text))
+
+    def keep(self, addresses: Container[str], groups: Container[str]) -> None:
+        """Forget the warnings of other brokers, and about other consumer groups."""
+        for address, group in [*self._last]:
+            if address not in addresses or (group and group not in groups):
+                del self._last[address, group]

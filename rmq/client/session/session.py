@@ -20,13 +20,20 @@ from typing import Any, Protocol
 import anyio
 import anyio.abc
 import anyio.to_thread
-from attrs import define, evolve, field
+from attrs import define, field
 
 from rmq.client.config import ClientConfig
 from rmq.client.session.events import Connected, Disconnected, Event, OnEvent
 from rmq.client.session.health import ConsumerHealth
 from rmq.client.session.observer import Observers
-from rmq.client.session.requests import Brokers, NameServers, no_route
+from rmq.client.session.requests import (
+    Brokers,
+    HeartbeatWarnings,
+    NameServers,
+    group_count,
+    heartbeat_parts,
+    no_route,
+)
 from rmq.client.session.routes import (
     MISSING_MOST,
     BrokerHealth,
@@ -78,6 +85,8 @@ AWAY_SECONDS = 0.5
 LEAST_PAUSE_SECONDS = 0.2
 """Shortest pause between two rounds of route requests or of heartbeats, however many fail."""
 
+HEARTBEAT_GROUPS = 200
+"""Groups in one request of a heartbeat; brokers of rmq take 256 at most (maxGroupsOfHeartbeat)."""
 HEARTBEAT_WAIT_SECONDS = 0.35
 """Seconds for which a leaving member waits for a heartbeat in flight."""
 
@@ -247,7 +256,7 @@ class Session:
         """Called with each topic whose route is forgotten."""
         self._stale: dict[str, None] = {}
         self._refresh_now = Wakeup()
-        self._warnings: dict[tuple[str, str], str] = {}  # last warning about a group; "": producers
+        self._warnings = HeartbeatWarnings()
         self._refusals: dict[str, ResponseError] = {}  # refusals of the last heartbeat, by group
         self._silent: set[str] = set()  # addresses that did not answer the last heartbeat
         self._back = anyio.Event()  # one of these addresses has answered
@@ -427,9 +436,7 @@ class Session:
         self._lost &= addresses
         self.brokers.leaving.keep(addresses)
         keep_rows(self._introduced, addresses)
-        for address, group in [*self._warnings]:
-            if address not in addresses or (group and group not in self.members):
-                del self._warnings[address, group]
+        self._warnings.keep(addresses, self.members)
         self.health.keep(brokers)
         self.windows.keep(brokers)
         known = {*topics, *_last(self._unrefreshed), *_last(self.send_retries)}
@@ -519,9 +526,10 @@ class Session:
             )
             if not data.producer_data_set and not data.consumer_data_set:
                 return
+            parts = heartbeat_parts(data, HEARTBEAT_GROUPS)
             async with anyio.create_task_group() as tasks:
                 for address in addresses:
-                    tasks.start_soon(self._heartbeat_to, address, data)
+                    tasks.start_soon(self._heartbeat_to, address, parts)
 
     async def announce_producer(self, group: str, brokers: Iterable[str]) -> None:
         """Announce to these brokers that `group` produces over the present connections, if they can be
@@ -537,11 +545,27 @@ class Session:
         if refusal is not None and not isinstance(refusal, PASSING):
             raise refusal
 
-    async def _heartbeat_to(self, address: str, data: HeartbeatData) -> None:
-        """Announce each group by itself to a broker that refuses the whole: announce each group by itself, so
-        that the rest is admitted."""
+    async def _heartbeat_to(self, address: str, parts: Iterable[HeartbeatData]) -> None:
+        """Send the parts of a heartbeat to a broker, as long as it answers. A part that the broker refuses is
+        sent in halves, so that all groups but the refused ones are admitted."""
+        waiting = list(reversed(list(parts)))
+        while waiting:
+            data = waiting.pop()
+            try:
+                is_refused = await self._send_heartbeat(address, data)
+            except NETWORK_ERRORS as error:
+                level = logging.DEBUG if address in self._silent else logging.WARNING
+                log.log(level, "heartbeat failed: %s", error)
+                self._silent.add(address)
+                return
+            if is_refused:
+                waiting += reversed(heartbeat_parts(data, (group_count(data) + 1) // 2))
+
+    async def _send_heartbeat(self, address: str, data: HeartbeatData) -> bool:
+        """Announce groups to a broker; return whether it refuses several of them, of which others may be
+        admitted."""
         try:
-            self._log_warning(address, data, await self.brokers.heartbeat(address, data))
+            self._warnings.note(address, data, await self.brokers.heartbeat(address, data))
             if address not in self._lost:
                 known = self._introduced.setdefault(address, set())
                 # Without producers that have left meanwhile.
@@ -553,29 +577,12 @@ class Session:
                 self.health.clear(self.routes.name_of(address))
                 self._back.set()
                 self._back = anyio.Event()
-        except NETWORK_ERRORS as error:
-            log.log(
-                logging.DEBUG if address in self._silent else logging.WARNING, "heartbeat failed: %s", error
-            )
-            self._silent.add(address)
         except ResponseError as error:
-            parts = _by_group(data)
-            if len(parts) == 1 or isinstance(error, PASSING):
-                self._log_warning(address, data, f"heartbeat refused: {error}")
-                self._refusals.update({one.group_name: error for one in data.consumer_data_set})
-                return
-            for part in parts:
-                await self._heartbeat_to(address, part)
-
-    def _log_warning(self, address: str, data: HeartbeatData, text: str) -> None:
-        """Log a broker's warnings about these groups, unless they are unchanged."""
-        whose = [(address, one.group_name) for one in data.consumer_data_set] or [(address, "")]
-        if text and any(self._warnings.get(one) != text for one in whose):
-            log.warning("%s: %s", address, text)
-        for one in whose:
-            self._warnings.pop(one, None)
-        if text:
-            self._warnings.update(dict.fromkeys(whose, text))
+            if group_count(data) > 1 and not isinstance(error, PASSING):
+                return True
+            self._warnings.note(address, data, f"heartbeat refused: {error}")
+            self._refusals.update({one.group_name: error for one in data.consumer_data_set})
+        return False
 
     async def _keep_heartbeats(self) -> None:
         interval = self.config.heartbeat_interval_ms / 1000
@@ -633,12 +640,6 @@ class Session:
             await self.brokers.unregister(address, self.client_id, producer=producer, consumer=consumer)
         except (*NETWORK_ERRORS, ResponseError) as error:
             log.info("unregistering failed: %s", error)
-
-
-def _by_group(data: HeartbeatData) -> list[HeartbeatData]:
-    """The same heartbeat in parts: a part with all producers, and a part for each consumer."""
-    parts = [evolve(data, producer_data_set=[], consumer_data_set=[one]) for one in data.consumer_data_set]
-    return [evolve(data, consumer_data_set=[]), *parts] if data.producer_data_set else parts
 
 
 def _last(topics: Iterable[str]) -> list[str]:
