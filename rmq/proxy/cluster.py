@@ -35,6 +35,9 @@ log = logging.getLogger("rmq.proxy")
 PRODUCER_GROUP: Final = "rmq-proxy"
 TOPICS_MAX: Final = 100_000
 """Topics whose routes are in memory."""
+MEMBERSHIPS_MAX: Final = 4_000
+"""Consumer groups and producers of the proxy in all: a broker takes 4,096 of a connection. Accounts and
+addresses have shares of the bound."""
 ANNOUNCE_SECONDS: Final = 0.2
 """Seconds between two heartbeats for new groups and producers."""
 ROUTES_SECONDS: Final = 1.0
@@ -59,6 +62,7 @@ class ProxiedCluster:
         self.sender = Sender(session, PRODUCER_GROUP)
         self.calls = Shares(config.proxy_max_calls)
         self.clients = Shares(config.connection_buffer_bytes // DOOR_CLIENT_BYTES)
+        self.memberships = Shares(MEMBERSHIPS_MAX)
         self._tasks = tasks
         self._secret = secret or b"rmq-proxy"
         self._unknown: dict[str, None] = {}
@@ -108,13 +112,21 @@ class ProxiedCluster:
 
     # ---- groups and producers ----
 
-    def group(self, name: str) -> ProxiedGroup:
-        """The member of a group, which the next heartbeat announces to the brokers."""
+    def group(self, name: str, holders: Holders) -> ProxiedGroup:
+        """The member of a group, which the next heartbeat announces to the brokers. Raises SystemBusy without
+        a place for a further group."""
         known = self.session.members.get(name)
         if isinstance(known, ProxiedGroup):
             return known
-        made = self.session.members[name] = ProxiedGroup(self.session, name)
+        self._take_place(holders)
+        made = self.session.members[name] = ProxiedGroup(self.session, name, holders)
         return made
+
+    def _take_place(self, holders: Holders) -> None:
+        if full := self.memberships.full(holders):
+            remark = f"of the groups and topics of producers that one proxy announces to brokers {full}"
+            raise for_code(ResponseCode.SYSTEM_BUSY, remark)
+        self.memberships.add(holders)
 
     def announce(self, topics: Iterable[str]) -> None:
         """Announce the proxy's groups and producers to the brokers of these topics, together with those that
@@ -154,6 +166,7 @@ class ProxiedCluster:
         """Note that a client has left a group: with the last client, the proxy leaves."""
         if group.is_empty and self.session.members.get(group.group) is group:
             del self.session.members[group.group]
+            self.memberships.give(group.holders)
             self.tidy(lambda: self._leave(consumer=group.group))
 
     async def _leave(self, *, producer: str = "", consumer: str = "") -> None:
@@ -161,18 +174,21 @@ class ProxiedCluster:
         if (producer or consumer) not in known:  # else a client has come back
             await self.session.leave(producer=producer or None, consumer=consumer or None)
 
-    def producer(self, topic: str) -> ProxiedProducer:
-        """The producer of a topic, which brokers may ask for the ends of half messages."""
+    def producer(self, topic: str, holders: Holders) -> ProxiedProducer:
+        """The producer of a topic, which brokers may ask for the ends of half messages. Raises SystemBusy
+        without a place for a further topic."""
         known = self.session.producers.get(topic)
         if isinstance(known, ProxiedProducer):
             return known
-        made = self.session.producers[topic] = ProxiedProducer(self.session.routes.name_of)
+        self._take_place(holders)
+        made = self.session.producers[topic] = ProxiedProducer(self.session.routes.name_of, holders)
         return made
 
     def stopped_producing(self, topic: str, producer: ProxiedProducer) -> None:
         """Note that a client sends no more: with the last client, the proxy is no producer of the topic."""
         if producer.is_empty and self.session.producers.get(topic) is producer:
             del self.session.producers[topic]
+            self.memberships.give(producer.holders)
             self.tidy(lambda: self._leave(producer=topic))
 
     def mark(self, account: str, *things: str) -> str:

@@ -165,9 +165,13 @@ class ClusterGateway:
             remark = f"a client has at most {GROUPS_OF_A_CLIENT} groups of {TOPICS_OF_A_CLIENT} topics"
             raise for_code(ResponseCode.SYSTEM_BUSY, remark)
         wanted = subscriptions_of(subscriptions, self._cluster.session.now_ms())
-        self._cluster.announce(subscriptions)
+        member = self._cluster.group(group, self._host.holders)
+        try:
+            self._cluster.announce(subscriptions)
+        except ResponseError:
+            self._cluster.left(member)
+            raise
         self.client_id = client_id
-        member = self._cluster.group(group)
         member.add(self, wanted, on_question)
         self._groups[group] = member
 
@@ -179,9 +183,14 @@ class ClusterGateway:
         if topic not in self._producing and len(self._producing) >= TOPICS_OF_A_CLIENT:
             remark = f"a client sends to {TOPICS_OF_A_CLIENT} topics at most"
             raise for_code(ResponseCode.SYSTEM_BUSY, remark)
-        self._cluster.announce((topic,))
+        producer = self._cluster.producer(topic, self._host.holders)
+        try:
+            self._cluster.announce((topic,))
+        except ResponseError:
+            self._cluster.stopped_producing(topic, producer)
+            raise
         self.client_id = client_id
-        producer = self._producing[topic] = self._cluster.producer(topic)
+        self._producing[topic] = producer
         producer.add(self, on_check)
 
     def send(self, message: Message, choose: Callable[[int], int] | None, on_sent: OnSent) -> None:

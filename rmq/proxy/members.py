@@ -30,6 +30,7 @@ from rmq.protocol.headers import (
     GetConsumerRunningInfoRequestHeader,
 )
 from rmq.protocol.record import decode_record
+from rmq.shares import NOBODY, Holders
 
 if TYPE_CHECKING:
     from rmq.client.session.session import Session
@@ -64,8 +65,10 @@ class _Use:
 class ProxiedGroup:
     """A consumer group of a proxy's clients; to brokers a `session.Member`."""
 
-    def __init__(self, session: Session, group: str) -> None:
+    def __init__(self, session: Session, group: str, holders: Holders = NOBODY) -> None:
         self.group = group
+        self.holders = holders
+        """The holders of its place among the proxy's groups."""
         self._session = session
         self._since_ms = session.now_ms()
         self._uses: dict[Owner, _Use] = {}
@@ -204,8 +207,10 @@ class ProxiedProducer:
     """The producers of a topic among a proxy's clients; to a broker one producer that knows the ends of half
     messages."""
 
-    def __init__(self, name_of: Callable[[str], str]) -> None:
+    def __init__(self, name_of: Callable[[str], str], holders: Holders = NOBODY) -> None:
         self._name_of = name_of
+        self.holders = holders
+        """The holders of its place among the proxy's producers."""
         self._uses: dict[Owner, OnCheck] = {}
         self._turn = 0
 

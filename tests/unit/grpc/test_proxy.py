@@ -16,6 +16,7 @@ from rmq.message import MessageQueue, dlq_topic
 from rmq.protocol.bodies import SubscriptionGroupConfig
 from rmq.protocol.command import Command
 from rmq.proxy import __main__ as program
+from rmq.proxy import cluster as proxied_cluster
 from rmq.proxy import gateway, service, takes
 from rmq.proxy.takes import parse_handle
 from rmq.testing.network import MemoryNetwork
@@ -219,6 +220,29 @@ async def test_the_groups_and_topics_of_a_client_are_bounded(
         call, settings = await telemetry(one, **producer("T1", "T2", "T3"))
         assert settings is None
         assert "2 topics" in (call.trailers or {})["grpc-message"]
+
+
+async def test_groups_beyond_the_places_of_a_proxy_are_refused_to_those_who_have_most(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Brokers take 4,096 groups of the one connection that all clients of a proxy share."""
+    monkeypatch.setattr(proxied_cluster, "MEMBERSHIPS_MAX", 8)
+    made = servers(monkeypatch)
+    async with cluster("a") as running, client(running, "other", host="10.0.8.2") as other:
+        async with client(running) as one:
+            for number in range(5):
+                call, settings = await telemetry(one, **consumer(f"G{number}"))
+                assert (settings is None) is (number == 4)
+            assert "4 of 8 are taken by 10.0.8.1" in (call.trailers or {})["grpc-message"]
+            assert (await telemetry(one, **consumer("G0")))[1] is not None
+            assert (await telemetry(other, **producer("Orders", "Others")))[1] is not None
+            call, settings = await telemetry(other, **producer("Third"))
+            assert settings is None
+            assert "Third" not in made[0].cluster.session.producers  # type: ignore[union-attr]
+        await running.advance(1)
+        assert (await telemetry(other, **consumer("G4")))[1] is not None
+        assert made[0].cluster.memberships.used == 3  # type: ignore[union-attr]
+    assert made[0].cluster.memberships.used == 0  # type: ignore[union-attr]
 
 
 async def test_an_orphaned_transaction_is_asked_for_and_ends(autojump_clock: MockClock) -> None:
