@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from heapq import heapify, heappop, heappush
 from itertools import count
 from typing import TYPE_CHECKING, Final
@@ -85,7 +85,7 @@ class Leases:
         self._most_times = _TIMES
         self._order = count()
         self._owned: dict[object, dict[Batch, None]] = {}
-        self._ending: deque[tuple[Batch, object]] = deque()
+        self._ending: deque[tuple[object, Iterator[Batch]]] = deque()
         self._dying: deque[Batch] = deque()
         self._is_stopped = False
 
@@ -339,9 +339,9 @@ class Leases:
 
     def on_close(self, owner: object) -> None:
         """A connection has ended: redeliver its messages at once."""
-        mine = self._owned.get(owner)
+        mine = self._owned.pop(owner, None)
         if mine:
-            self._ending.extend((batch, owner) for batch in mine)
+            self._ending.append((owner, iter(mine)))
             self._on_deadline(self._clock())
 
     def stop(self, queues: Iterable[QueueDelivery]) -> None:
@@ -389,8 +389,11 @@ class Leases:
             return math.inf
         left = BATCHES_OF_A_STEP
         while self._ending and left > 0:
-            batch, owner = self._ending.popleft()
-            if batch.state == LEASED and batch.owner is owner:  # nobody has extended the lease
+            owner, batches = self._ending[0]
+            batch = next(batches, None)
+            if batch is None:
+                self._ending.popleft()
+            elif batch.state == LEASED and batch.owner is owner:  # nobody has extended the lease
                 left -= 1
                 self._remove(batch)
                 self._failed(batch, 0)
