@@ -21,6 +21,7 @@ from rmq.broker.consume.per_message.ledger import Change
 from rmq.broker.consume.per_message.offset_set import OffsetSet
 from rmq.broker.consume.per_message.queue_delivery import (
     DYING,
+    GONE,
     LEASED,
     WAITING,
     Batch,
@@ -221,29 +222,35 @@ class Leases:
     def dead_letter(self, topic: TopicDelivery | None, handles: Handles, on_done: OnHandled) -> None:
         """Make dead letters of messages now; `on_done` as in `acknowledge`. Raises StoreError,
         ResponseError."""
-        outcomes, changes = self._changes(topic, handles)
-        changes = [change for change in changes if change.batch is not None or self._is_unfinished(change)]
-        for change in changes:
-            batch = change.batch
+        outcomes, found = self._changes(topic, handles)
+        changes = []
+        for change in found:
+            queue, batch = change.queue, change.batch
+            if batch is None:
+                if not queue.is_to_come(change.start):
+                    continue
+                batch = queue.given_back(change.start)
+            attempts = queue.attempts(change.start) if batch is None else batch.attempt
             for at in range(change.mask.bit_length()):
                 if change.mask >> at & 1:
-                    attempts = change.queue.attempts(change.start) if batch is None else batch.attempt
-                    self._give_up(change.queue, change.start + at, attempts, "forwarded by its consumer")
+                    self._give_up(queue, change.start + at, attempts, "forwarded by its consumer")
                     self.dead_letters += 1
-            if batch is not None:  # a second request for the message finds no lease
-                if batch.mask != change.mask:
-                    batch = change.queue.part(batch, change.mask)
-                self._remove(batch)
-                change.queue.doom(batch)
-                change = Change(change.queue, batch, batch.start, batch.mask)
-            self._ledger.finish(change)
+            changes.append(self._doomed(change, batch, attempts))
+            self._ledger.finish(changes[-1])
         self._report(outcomes, changes, on_done)
 
-    def _is_unfinished(self, change: Change) -> bool:
-        """True if a message whose lease is gone will be delivered again."""
-        queue, offset = change.queue, change.start
-        is_dying = any(queue.has(one, offset) for one in queue.dying)
-        return not is_dying and offset not in queue.finished
+    def _doomed(self, change: Change, batch: Batch | None, attempts: int) -> Change:
+        """The same change, with a batch of its own that is dying: a second request for the messages finds no
+        lease, and no message to come."""
+        queue, start, mask = change.queue, change.start, change.mask
+        if batch is None:
+            batch = Batch(queue, start, mask, attempts, 0, 0.0, None, ~start, None, GONE)
+            self.count_out(queue.topic, mask.bit_count())
+        elif batch.count != mask.bit_count():
+            batch = queue.part(batch, mask << start - batch.start)
+        self._remove(batch)
+        queue.doom(batch)
+        return Change(queue, batch, batch.start, batch.mask)
 
     def _report(
         self, outcomes: Sequence[ResponseError | None], changes: Sequence[Change], on_done: OnHandled
@@ -267,7 +274,7 @@ class Leases:
             try:
                 if isinstance(handle, ResponseError):
                     raise handle
-                queue, batch = self._found(topic, handle)
+                queue, batch = _found(topic, handle, self._now_ms())
             except ResponseError as error:
                 outcomes.append(error)
                 continue
@@ -279,33 +286,12 @@ class Leases:
         changes += [Change(batch.queue, batch, batch.start, mask) for batch, mask in masks.items()]
         return outcomes, changes
 
-    def _found(self, topic: TopicDelivery | None, handle: Handle) -> tuple[QueueDelivery, Batch | None]:
-        """The queue of a handle, and the lease; None: the message is finished already, or may be finished
-        though its lease is gone. Raises ResponseError.
-        """
-        queue = None if topic is None else topic.queues.get(handle.queue_id)
-        if queue is None:
-            raise lease_ended(handle, "the group takes no messages of this queue")
-        offset = handle.offset
-        batch = queue.find(handle.start, offset, handle.taken_ms)
-        if batch is not None or offset in queue.finished:
-            return queue, batch
-        if offset >= max(queue.cursor, queue.recovered) and not queue.was_taken_before(
-            offset, handle.taken_ms
-        ):
-            raise lease_ended(handle, "the message was not taken")
-        if handle.ends_ms < self._now_ms():
-            raise lease_ended(handle, "its lease has ended")
-        if queue.is_leased(offset):
-            raise lease_ended(handle, "another consumer has the message")
-        return queue, None
-
     def extend(
         self, topic: TopicDelivery | None, handle: Handle, invisible_ms: int, owner: object, broker: str
     ) -> str:
         """Set the end of a lease to `invisible_ms` after now. Return the new handle; the old one acknowledges
         as well. Raises ResponseError."""
-        queue, batch = self._found(topic, handle)
+        queue, batch = _found(topic, handle, self._now_ms())
         if batch is None:
             raise lease_ended(handle, "the message is finished, or was given back")
         if batch.count > 1:
@@ -499,3 +485,23 @@ class Leases:
             self.count_out(queue.topic, -batch.count)
         self._ledger.drop(queue)
         queue.restart(OffsetSet(base))
+
+
+def _found(topic: TopicDelivery | None, handle: Handle, now_ms: int) -> tuple[QueueDelivery, Batch | None]:
+    """The queue of a handle, and the lease; None: the message is finished already, or may be finished
+    though its lease is gone. Raises ResponseError.
+    """
+    queue = None if topic is None else topic.queues.get(handle.queue_id)
+    if queue is None:
+        raise lease_ended(handle, "the group takes no messages of this queue")
+    offset = handle.offset
+    batch = queue.find(handle.start, offset, handle.taken_ms)
+    if batch is not None or offset in queue.finished:
+        return queue, batch
+    if offset >= max(queue.cursor, queue.recovered) and not queue.was_taken_before(offset, handle.taken_ms):
+        raise lease_ended(handle, "the message was not taken")
+    if handle.ends_ms < now_ms:
+        raise lease_ended(handle, "its lease has ended")
+    if queue.is_leased(offset):
+        raise lease_ended(handle, "another consumer has the message")
+    return queue, None

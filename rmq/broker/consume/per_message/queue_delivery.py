@@ -261,9 +261,17 @@ class QueueDelivery:
 
     def attempts(self, offset: int) -> int:
         """Number of deliveries of a message that is not leased; at least 1."""
-        batches = (batch for batch in (*self.waiting, *self.ready) if self.has(batch, offset))
-        batch = next(batches, None)
+        batch = self.given_back(offset)
         return max(1, self.tried(offset)[0] if batch is None else batch.attempt)
+
+    def is_to_come(self, offset: int) -> bool:
+        """True if a message without a lease will be delivered again."""
+        return offset not in self.finished and not any(self.has(one, offset) for one in self.dying)
+
+    def given_back(self, offset: int) -> Batch | None:
+        """The batch that has a message which waits for redelivery."""
+        held = (one for one in (*self.waiting, *self.ready) if one.state != GONE and self.has(one, offset))
+        return next(held, None)
 
     @staticmethod
     def has(batch: Batch, offset: int) -> bool:

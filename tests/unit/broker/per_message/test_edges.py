@@ -137,6 +137,25 @@ def test_a_message_that_is_forwarded_twice_in_a_turn_is_one_dead_letter() -> Non
     assert Consumer(restarted(rig)).bodies() == [b"0", b"2"]
 
 
+@pytest.mark.parametrize("in_order", [False, True])
+@pytest.mark.parametrize("after", [0, 60])
+def test_a_message_that_waits_is_one_dead_letter_and_frees_its_group(in_order: bool, after: float) -> None:
+    rig = filled(2)
+    consumer = Consumer(rig)
+    taken = consumer.take(seconds=1000, in_order=in_order)[0]
+    consumer.nack(taken, after=after)
+    outcomes: list[ResponseError | None] = []
+    for handles in ([taken.handle] * 2, [taken.handle]):
+        rig.broker.deliveries.dead_letter(GROUP, TOPIC, handles, outcomes.extend)
+    rig.broker.group_commit.commit_pending()
+    assert outcomes == [None] * 3
+    assert dead_letters(rig) == 1
+    step(rig)
+    if in_order:
+        assert consumer.bodies(in_order=True) == [b"1"]
+    assert rig.broker.deliveries.out == 1
+
+
 def test_a_forwarded_message_comes_again_when_the_write_failed() -> None:
     rig = filled(1)
     (taken,) = Consumer(rig).take()
