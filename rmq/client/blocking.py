@@ -20,7 +20,7 @@ from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, ExitStack
 from functools import partial, update_wrapper
 from types import MethodType, TracebackType
-from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar, Unpack, overload
+from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar, Unpack, cast, overload
 
 import anyio
 from anyio.from_thread import BlockingPortal
@@ -304,10 +304,53 @@ def _consumer_of(portal: BlockingPortal, inner: Any) -> Consumer:
     return Consumer(portal, inner)
 
 
-class SimpleConsumer(_Entered[async_simple_consumer.SimpleConsumer]):
-    """See `rmq.SimpleConsumer`. The consumer acknowledges messages: `consumer.ack(message)`."""
+class ReceivedMessage(async_simple_consumer.ReceivedMessage):
+    """See `rmq.ReceivedMessage`."""
 
-    receive = _Waiting(async_simple_consumer.SimpleConsumer.receive)
+    __slots__ = ()
+
+    def ack(self) -> None:  # type: ignore[override]
+        """See `rmq.ReceivedMessage.ack`."""
+        self._twin().ack(self)
+
+    def nack(self, *, after: float | None = None) -> None:  # type: ignore[override]
+        """See `rmq.ReceivedMessage.nack`."""
+        self._twin().nack(self, after=after)
+
+    def extend(self, seconds: float) -> None:  # type: ignore[override]
+        """See `rmq.ReceivedMessage.extend`."""
+        self._twin().extend(self, seconds)
+
+    def _twin(self) -> SimpleConsumer:
+        return cast(SimpleConsumer, self._consumer)
+
+
+_KINDS: dict[type, type] = {}
+
+
+def _blocking_kind(kind: type) -> type:
+    """A class of received messages with the methods of `ReceivedMessage`."""
+    made = _KINDS.get(kind)
+    if made is None:
+        names = ("ack", "nack", "extend", "_twin")
+        members = {"__slots__": ()} | {name: vars(ReceivedMessage)[name] for name in names}
+        made = _KINDS[kind] = type(kind.__name__, (kind,), members)
+    return made
+
+
+class SimpleConsumer(_Entered[async_simple_consumer.SimpleConsumer]):
+    """See `rmq.SimpleConsumer`."""
+
+    def receive(
+        self, max_messages: int = 32, *, wait: float = 10.0, invisible: float = 60.0
+    ) -> list[ReceivedMessage]:
+        """See `rmq.SimpleConsumer.receive`."""
+        receive = partial(self._inner.receive, max_messages, wait=wait, invisible=invisible)
+        found = wait_for(self._portal, receive)
+        for message in found:
+            message._become(_blocking_kind(type(message)), self)
+        return cast(list[ReceivedMessage], found)
+
     ack = _Waiting(async_simple_consumer.SimpleConsumer.ack)
     nack = _Waiting(async_simple_consumer.SimpleConsumer.nack)
     extend = _Waiting(async_simple_consumer.SimpleConsumer.extend)

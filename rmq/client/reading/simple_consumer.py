@@ -114,6 +114,11 @@ class ReceivedMessage(PulledMessage):
     attempt: int
     expires_at: float
 
+    def _become(self, kind: Any, consumer: Any) -> None:
+        """Be of another class with the same attributes, and another consumer's: of a twin without async."""
+        self.__class__ = kind
+        self._consumer = consumer
+
     @property
     def handle(self) -> str:
         """The receipt handle of this delivery."""

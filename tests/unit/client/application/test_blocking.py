@@ -20,7 +20,7 @@ from anyio.from_thread import start_blocking_portal
 import rmq
 from rmq import embedded
 from rmq.client import blocking
-from rmq.errors import ConfigError, LocalProtocolError, MessageIllegal, ReplyTimeout
+from rmq.errors import ConfigError, LocalProtocolError, MessageIllegal, ReplyTimeout, ResponseError
 from rmq.message import Message, StoredMessage
 
 
@@ -119,6 +119,23 @@ def test_transactions(client: blocking.Client) -> None:
     with client.pull_consumer("c-" + name) as puller:
         puller.subscribe({name: "*"}, consume_from="first")
         assert [message.body for message in puller.poll()] == [b"committed"]
+
+
+def test_received_messages_are_acknowledged_by_themselves(client: blocking.Client) -> None:
+    name = topic(client, "Singly")
+    with (
+        client.producer("p") as producer,
+        client.simple_consumer("singly", {name: "*"}, consume_from="first") as consumer,
+    ):
+        producer.send(Message(name, b"0"))
+        (message,) = consumer.receive(1, wait=30, invisible=60)
+        message.extend(120)
+        message.nack(after=0)
+        (message,) = consumer.receive(1, wait=30, invisible=60)
+        assert (message.body, message.attempt) == (b"0", 2)
+        message.ack()
+        with pytest.raises(ResponseError):
+            message.extend(120)
 
 
 def test_pulling(client: blocking.Client) -> None:
