@@ -406,6 +406,7 @@ class ClusterGateway:
 
     def dead_letter(self, group: str, topic: str, handles: Sequence[str], on_done: OnOutcomes) -> None:
         """Same as `rmq.gateway.Gateway.dead_letter`."""
+        self._check(SUBSCRIBE, topic)
         self._check(JOIN, group)
         for handle in handles:
             self._handles.pop(handle, None)

@@ -25,7 +25,7 @@ from rmq.message import StoredMessage
 from rmq.protocol import codes, engine
 from rmq.protocol.codes import RequestCode, ResponseCode
 from rmq.protocol.command import Command
-from rmq.protocol.headers import ConsumerSendMsgBackRequestHeader, encode
+from rmq.protocol.headers import ConsumerSendMsgBackRequestHeader, ViewMessageRequestHeader, encode
 from rmq.protocol.pop import (
     HANDLE,
     NACK_KIND,
@@ -41,7 +41,7 @@ from rmq.protocol.pop import (
     parse_start_offsets,
     real_topic,
 )
-from rmq.protocol.record import MESSAGE_MAGIC
+from rmq.protocol.record import MESSAGE_MAGIC, decode_record
 
 if TYPE_CHECKING:
     from attrs import frozen
@@ -276,6 +276,15 @@ class Takes:
         request = Command.request(codes.CHANGE_MESSAGE_INVISIBLETIME, encode(header) | more)
         return await self._done(handle.broker, topic, request)
 
+    async def _check_place(self, handle: Handle, *topics: str) -> None:
+        """Check that the place in a handle is that of a message of one of these topics: the broker copies
+        what lies there, and a client can write any number into its handle."""
+        request = Command.request(RequestCode.VIEW_MESSAGE_BY_ID, ViewMessageRequestHeader(handle.position))
+        response = await self._done(handle.broker, topics[0], request)
+        if decode_record(response.body, decompressed=False, check_crc=False).topic not in topics:
+            remark = f"the handle names a message at {handle.position}, which is not of topic {topics[0]}"
+            raise for_code(ResponseCode.MESSAGE_ILLEGAL, remark)
+
     async def dead_letter(self, group: str, topic: str, text: str) -> RmqError | None:
         """Send a message to the dead letters of a group, then acknowledge it: when the acknowledgement fails,
         the message is redelivered. Returns the outcome."""
@@ -285,6 +294,7 @@ class Takes:
             if handle.position < 0:
                 raise for_code(ResponseCode.MESSAGE_ILLEGAL, "the handle names no place of a message")
             origin = real_topic(topic, group, handle.kind)
+            await self._check_place(handle, topic, origin)
             header = ConsumerSendMsgBackRequestHeader(
                 handle.position, group, -1, None, origin, False, 0, handle.broker
             )

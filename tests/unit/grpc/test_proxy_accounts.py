@@ -14,6 +14,7 @@ from trio.testing import MockClock
 
 from rmq.client import client as client_module
 from rmq.errors import ConfigError
+from rmq.message import dlq_topic
 from rmq.proxy.config import ProxyConfig, account_of_proxy
 from tests.unit.grpc.calls import (
     acking,
@@ -29,13 +30,16 @@ from tests.unit.grpc.calls import (
 from tests.unit.grpc.proxied import ProxiedCluster, client
 
 ACCOUNTS = """accounts:
-  - {accessKey: writer01, secretKey: writer-secret-1, topicPerms: [Orders=PUB]}
+  - {accessKey: writer01, secretKey: writer-secret-1, topicPerms: [Orders=PUB, Secret=PUB]}
   - {accessKey: writer02, secretKey: writer-secret-2, topicPerms: [Orders=PUB]}
   - {accessKey: writer03, secretKey: writer-secret-3, topicPerms: [Orders=PUB, Refunds=PUB]}
   - {accessKey: reader01, secretKey: reader-secret-1, topicPerms: [Orders=SUB], groupPerms: [G=SUB]}
 """
 BROKERS = """accounts:
-  - {accessKey: theproxy, secretKey: proxy-secret-1, topicPerms: [Orders=PUB|SUB], groupPerms: [G=SUB]}
+  - accessKey: theproxy
+    secretKey: proxy-secret-1
+    topicPerms: [Orders=PUB|SUB, Secret=PUB|SUB]
+    groupPerms: [G=SUB]
 """
 
 
@@ -57,6 +61,10 @@ async def guarded(folder: pathlib.Path, **more: Any) -> AsyncIterator[ProxiedClu
         async with made as running:
             await _ready(running)
             yield running
+
+
+def forwarding(handle: str, topic: str = "Orders") -> Any:
+    return request("ForwardMessageToDeadLetterQueue", group="G", topic=topic, receipt_handle=handle)
 
 
 async def _ready(running: ProxiedCluster) -> None:
@@ -87,6 +95,32 @@ async def test_an_account_may_do_its_own_and_nothing_of_the_proxys(
             assert word(await one.one("AckMessage", acking(handle), **reader)) == "OK"
             other = acking(handle, group="Other")
             assert word(await one.one("AckMessage", other, **reader)) == "UNAUTHORIZED"
+
+
+async def test_a_handle_with_the_place_of_another_topics_message_makes_no_dead_letter(
+    autojump_clock: MockClock, tmp_path: pathlib.Path
+) -> None:
+    writer, reader = signed("writer01", "writer-secret-1"), signed("reader01", "reader-secret-1")
+    async with guarded(tmp_path) as running:
+        broker: Any = running["a"].server
+        broker.topics.create_for_send("Secret", "TBW102", 1, "test")
+        await running.advance(700)
+        async with client(running, "w") as one:
+            for topic in ("Orders", "Secret"):
+                assert word(await one.one("SendMessage", sending(message(topic=topic)), **writer)) == "OK"
+        place, *_ = broker.store.unit("Secret", 0, 0)
+        async with client(running, "r") as one:
+            _, (taken,) = await received(one, receiving(), **reader)
+            handle = taken.system_properties.receipt_handle
+            forged = " ".join([*handle.split(" ")[:8], str(place)])
+            answer = await one.one("ForwardMessageToDeadLetterQueue", forwarding(forged), **reader)
+            assert word(answer) == "INVALID_RECEIPT_HANDLE"
+            assert dlq_topic("G") not in broker.topics.table
+            other = forwarding(handle, topic="Secret")
+            assert word(await one.one("ForwardMessageToDeadLetterQueue", other, **reader)) == "UNAUTHORIZED"
+            answer = await one.one("ForwardMessageToDeadLetterQueue", forwarding(handle), **reader)
+            assert word(answer) == "OK"
+            assert broker.store.max_offset(dlq_topic("G"), 0) == 1
 
 
 async def test_the_brokers_permissions_bound_those_of_the_proxys_accounts(
