@@ -304,7 +304,7 @@ class Offsets:
             if f"{topic}@{to_group}" not in self._table:
                 self._added(topic, to_group)
             self._table[f"{topic}@{to_group}"] = dict(offsets)
-            self._changed((f"{topic}@{to_group}",))
+            self._changed((f"{topic}@{to_group}",), offsets)
 
     def _added(self, topic: str, group: str, maker: Holders = NOBODY) -> dict[int, int]:
         """Add a pair. Raises ResponseError past the limit: only the broker's own pairs are added then."""

@@ -60,6 +60,16 @@ def test_a_reset_to_the_oldest_unfinished_message_brings_the_later_ones_again() 
     assert refusal is not None
 
 
+def test_offsets_of_another_group_bring_the_later_messages_again() -> None:
+    rig = filled(10)
+    consumer = Consumer(rig)
+    _, *rest = consumer.take()
+    consumer.ack(*rest)
+    rig.offsets.put("source", TOPIC, {0: 0})
+    rig.offsets.clone("source", GROUP, TOPIC)
+    assert len(consumer.bodies()) == 10
+
+
 def test_a_reset_of_one_queue_leaves_the_others() -> None:
     rig = filled(10, queues=2)
     consumer = Consumer(rig)
