@@ -25,7 +25,7 @@ from rmq.protocol.record import offset_of
 from rmq.spark.formats.arrays import Array, at_every_byte
 from rmq.spark.formats.records import MAGIC, Batch, Records, Take, each_fitting, find_records
 from rmq.store.files.config_files import ConfigFiles
-from rmq.store.files.consumequeue import LEFT_INSIDE, UNIT, is_unit
+from rmq.store.files.consumequeue import UNIT, is_topic_name, is_unit
 from rmq.store.files.disk import RealDisk
 from rmq.store.files.scan import is_blank, parse
 
@@ -99,7 +99,7 @@ def queue_topics(path: str) -> list[str]:
     folder = Path(path) / "consumequeue"
     if not folder.is_dir():
         return []
-    return sorted(each.name for each in folder.iterdir() if each.is_dir() and each.name != LEFT_INSIDE)
+    return sorted(each.name for each in folder.iterdir() if each.is_dir() and is_topic_name(each.name))
 
 
 def first_kept(path: str, topics: Container[str] | None = None) -> Floors:

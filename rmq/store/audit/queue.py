@@ -21,7 +21,7 @@ from rmq.store.audit.rules import (
     is_replaced,
     kept_topics,
 )
-from rmq.store.files.consumequeue import UNIT, UNIT_FORM, Unit, is_unit, queue_folder
+from rmq.store.files.consumequeue import UNIT, UNIT_FORM, Unit, is_unit, queue_folder, queues_in
 from rmq.store.files.disk import Disk
 from rmq.store.files.known_topics import KnownTopics
 from rmq.store.files.scan import Scanned
@@ -98,13 +98,10 @@ class QueueAudits:
         """
         self._begins = {topic.encode(): begin for topic, begin in known.begins.items()}
         self._log_start, self._is_open = log_start, is_open
-        place = os.path.join(self._root, "consumequeue")
-        topics = self._disk.list(place)
-        self._kept = kept_topics(known.names, topics)
-        for topic in filter(is_compared, topics):
-            for queue_id in self._disk.list(os.path.join(place, topic)):
-                if queue_id.isascii() and queue_id.isdecimal():
-                    self._make(topic.encode(), int(queue_id))
+        self._kept = kept_topics(known.names, self._disk.list(os.path.join(self._root, "consumequeue")))
+        for topic, queue_id in queues_in(self._disk, self._root):
+            if is_compared(topic):
+                self._make(topic.encode(), queue_id)
 
     def _make(self, topic: bytes, queue_id: int) -> QueueAudit:
         folder = queue_folder(self._root, topic.decode("utf-8", "replace"), queue_id)

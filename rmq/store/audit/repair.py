@@ -20,7 +20,7 @@ from rmq.store.config import StoreConfig
 from rmq.store.files.abort import mark_of, synced_in
 from rmq.store.files.checkpoint import Checkpoint
 from rmq.store.files.commitlog import blank
-from rmq.store.files.consumequeue import FILLER_SIZE, UNIT, UNIT_FORM
+from rmq.store.files.consumequeue import FILLER_SIZE, UNIT, UNIT_FORM, queue_folder, queues_in
 from rmq.store.files.disk import Disk
 from rmq.store.files.queues import Queues
 from rmq.store.files.scan import BLANK_SIZE, parse
@@ -193,17 +193,16 @@ def _places(
 
 
 def _units(disk: Disk, folder: str) -> Iterator[tuple[str, int, int, int, int]]:
-    place = os.path.join(folder, "consumequeue")
-    for topic in disk.list(place):
-        for queue_id in disk.list(os.path.join(place, topic)):
-            for name in disk.list(os.path.join(place, topic, queue_id)):
-                if not name.isdecimal() or not queue_id.isdecimal():
-                    continue
-                data = disk.load(os.path.join(place, topic, queue_id, name)) or b""
-                units = UNIT_FORM.iter_unpack(data[: len(data) - len(data) % UNIT])
-                for number, (physical, size, _) in enumerate(units, int(name) // UNIT):
-                    if size > 0:
-                        yield topic, int(queue_id), number, physical, size
+    for topic, queue_id in queues_in(disk, folder):
+        place = queue_folder(folder, topic, queue_id)
+        for name in disk.list(place):
+            if not (name.isascii() and name.isdecimal()):
+                continue
+            data = disk.load(os.path.join(place, name)) or b""
+            units = UNIT_FORM.iter_unpack(data[: len(data) - len(data) % UNIT])
+            for number, (physical, size, _) in enumerate(units, int(name) // UNIT):
+                if size > 0:
+                    yield topic, queue_id, number, physical, size
 
 
 def _filler(run: Segments, at: int, size: int) -> bytes:

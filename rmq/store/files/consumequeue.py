@@ -15,7 +15,8 @@ from collections.abc import Callable, Iterator
 from struct import Struct
 from typing import Any
 
-from rmq.errors import StoreError
+from rmq.errors import InvalidName, StoreError
+from rmq.message import validate_topic
 from rmq.store.files.disk import Disk
 from rmq.store.files.segments import OpenFiles, Segments
 
@@ -26,6 +27,7 @@ UNIT = UNIT_FORM.size
 _CHUNK = 204  # units in a page
 LEFT_INSIDE = ".removed"
 """In the queues' folder: folders of deleted topics, until their files are removed. No topic has a dot."""
+_TOPIC_BYTES_MAX = 127
 FILLER_SIZE = 0x7FFFFFFF
 _FILLER = UNIT_FORM.pack(0, FILLER_SIZE, 0)
 
@@ -72,8 +74,8 @@ class ConsumeQueue:
         self.topic = topic
         self.queue_id = queue_id
         name = topic.encode()
-        if len(name) > 127:
-            raise StoreError(f"topic {topic!r} is longer than 127 bytes")
+        if len(name) > _TOPIC_BYTES_MAX:
+            raise StoreError(f"topic {topic!r} is longer than {_TOPIC_BYTES_MAX} bytes")
         self.topic_size = len(name)
         self.topic_bytes = bytes([len(name)]) + name  # as records have it
         self.trimmed_to = -1  # the log's start at the last trim
@@ -436,3 +438,37 @@ def queue_folder(root: str, topic: str, queue_id: int) -> str:
     if not topic or "/" in topic or "\0" in topic or topic in (".", "..") or queue_id < 0:
         raise StoreError(f"{topic!r}/{queue_id} cannot be a queue's folder")
     return f"{os.path.join(root, 'consumequeue', topic)}{os.sep}{queue_id}"
+
+
+def queues_in(disk: Disk, root: str) -> Iterator[tuple[str, int]]:
+    """The queues that have folders, as (topic, queue id). Folders that no topic can have are passed over,
+    such as `lost+found` of a volume, which only root may read. Raises StoreError.
+    """
+    place = os.path.join(root, "consumequeue")
+    for topic in disk.list(place):
+        if topic == LEFT_INSIDE or len(os.fsencode(topic)) > _TOPIC_BYTES_MAX or not _is_text(topic):
+            continue
+        try:
+            names = disk.list(os.path.join(place, topic))
+        except StoreError as error:
+            if is_topic_name(topic):
+                raise
+            log.warning("a folder that is not a topic's is passed over: %s", error)
+            continue
+        for queue_id in names:
+            if queue_id.isascii() and queue_id.isdecimal():
+                yield topic, int(queue_id)
+
+
+def _is_text(name: str) -> bool:
+    """False for a file name that is not UTF-8."""
+    return not any("\ud800" <= letter <= "\udfff" for letter in name)
+
+
+def is_topic_name(name: str) -> bool:
+    """True if a topic may have the name, as a new topic must."""
+    try:
+        validate_topic(name)
+    except InvalidName:
+        return False
+    return True

@@ -488,17 +488,9 @@ class RealDisk:
             if os.path.isdir(path) and not os.path.islink(path):
                 _remove_folder(path)
             elif os.path.isdir(path):
-                for entry in os.scandir(path):
-                    self._remove_entry(entry)
+                _remove_content(path)
             else:
                 os.unlink(path)
-
-    @staticmethod
-    def _remove_entry(entry: os.DirEntry[str]) -> None:
-        if entry.is_dir(follow_symlinks=False):
-            _remove_folder(entry.path)
-        else:
-            os.unlink(entry.path)
 
     def move(self, path: str, to: str, *, sync: bool = True) -> None:
         if os.path.islink(path):
@@ -572,7 +564,24 @@ class ReadOnlyDisk(RealDisk):
         return RealSegment(path, size, fd, mapped=mapped, created=False)
 
 
+_OF_VOLUME: Final = "lost+found"
+"""In the top folder of a volume: the system's, and only root may read or remove it."""
+
+
+def _remove_content(path: str) -> None:
+    for entry in os.scandir(path):
+        if entry.name == _OF_VOLUME:
+            continue
+        if entry.is_dir(follow_symlinks=False):
+            _remove_folder(entry.path)
+        else:
+            os.unlink(entry.path)
+
+
 def _remove_folder(path: str) -> None:
+    if os.path.ismount(path):  # the folder stays while the volume is mounted there
+        _remove_content(path)
+        return
     try:
         shutil.rmtree(path)
     except OSError as error:

@@ -13,7 +13,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from rmq.errors import StoreError
-from rmq.store.files.consumequeue import LEFT_INSIDE, UNIT, UNIT_FORM, ConsumeQueue, Unit, queue_folder
+from rmq.store.files.consumequeue import UNIT, UNIT_FORM, ConsumeQueue, Unit, queue_folder, queues_in
 from rmq.store.files.disk import Disk
 from rmq.store.files.segments import OpenFiles, Progress, no_progress
 
@@ -75,13 +75,8 @@ class Queues:
 
     def find_folders(self) -> None:
         """Make the queues that have folders; their files are not looked at yet."""
-        folder = os.path.join(self._root, "consumequeue")
-        for topic in self._disk.list(folder):
-            if topic == LEFT_INSIDE:
-                continue
-            for queue_id in self._disk.list(os.path.join(folder, topic)):
-                if queue_id.isascii() and queue_id.isdecimal():
-                    self.make(topic, int(queue_id))
+        for topic, queue_id in queues_in(self._disk, self._root):
+            self.make(topic, queue_id)
 
     def make(self, topic: str, queue_id: int) -> ConsumeQueue:
         """A new queue. Raises StoreError for a topic that cannot be the name of a folder."""

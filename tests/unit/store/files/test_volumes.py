@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from rmq.errors import StoreError
+from rmq.store.audit.audit import check
 from rmq.store.config import BrokerRole
 from rmq.store.files.disk import RealDisk
 from rmq.store.store import Store
@@ -157,6 +158,64 @@ def copy(master: Store, slave: Store) -> None:
         data = bytes(master.read_raw(position, 5000))
         slave.append_raw(position, data)
         position += len(data)
+
+
+class _Volume(RealDisk):
+    """A disk on which only root may look into `lost+found`."""
+
+    def list(self, folder: str) -> list[str]:
+        if folder.endswith("lost+found"):
+            raise StoreError(f"{folder}: Permission denied")
+        return super().list(folder)
+
+
+def test_the_system_s_folder_of_a_volume_is_passed_over(tmp_path: Path) -> None:
+    """An ext4 volume has a folder `lost+found` that belongs to root."""
+    disk, root = _Volume(), str(tmp_path)
+    store = open_store(disk, root=root)
+    fill(store, 30)
+    store.close()
+    (tmp_path / "consumequeue" / "lost+found" / "7").mkdir(parents=True)
+    os.makedirs(os.path.join(os.fsencode(tmp_path), b"consumequeue", b"\xff\xfe", b"0"))
+    (tmp_path / "consumequeue" / ("long" * 40) / "0").mkdir(parents=True)
+    again = open_store(disk, root=root)
+    assert (list(again.queues()), len(bodies(again))) == ([("Orders", 0)], 30)
+    again.close()
+    report = check(disk, root)
+    assert not report.findings, report.findings
+
+
+def test_a_topic_whose_folder_cannot_be_read_ends_the_start(tmp_path: Path) -> None:
+    disk = MemoryDisk()
+    open_store(disk).close()
+    listed = disk.list
+
+    def refuse(folder: str) -> list[str]:
+        if folder.endswith("consumequeue"):
+            return ["Orders"]
+        if folder.endswith("Orders"):
+            raise StoreError(f"{folder}: Permission denied")
+        return listed(folder)
+
+    disk.list = refuse  # type: ignore[method-assign]
+    with pytest.raises(StoreError, match="Permission denied"):
+        open_store(disk)
+
+
+@pytest.mark.parametrize("is_link", [False, True])
+def test_the_content_of_a_volume_is_removed_without_the_system_s_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_link: bool
+) -> None:
+    volume, folder = tmp_path / "volume", tmp_path / "volume"
+    (volume / "lost+found").mkdir(parents=True)
+    (volume / "Orders" / "0").mkdir(parents=True)
+    (volume / "file").touch()
+    if is_link:
+        folder = tmp_path / "link"
+        folder.symlink_to(volume, target_is_directory=True)
+    monkeypatch.setattr("os.path.ismount", lambda path: str(path) == str(volume))
+    RealDisk().remove(str(folder))
+    assert [path.name for path in volume.iterdir()] == ["lost+found"]
 
 
 # ---- files that are deleted under a running broker ----
