@@ -275,7 +275,9 @@ class StoreView:
         while self._reput.behind is None and self._reput.step(COUNT_BACKLOG, self._now_ms()):
             pass
         most = min(max_num, self.config.max_msgs_num_batch)
-        search = self._index.search(topic, key, begin_ms, end_ms, most, partial(self._has_key, topic, key))
+        search = self._index.search(
+            topic, key, begin_ms, end_ms, most, partial(self._has_key, topic, key), self._log.store_timestamp
+        )
         last = self._index.files[-1] if self._index.files else None
         reach = (0, 0) if last is None else (last.end_timestamp, last.end_offset)
         return Lookup(sorted(search.found), *reach, search.is_all)

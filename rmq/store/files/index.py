@@ -135,8 +135,9 @@ STEPS_MAX: Final = 50_000
 class Search:
     """A search of the index for up to `most` records with a hash in a time (ms), newest first.
 
-    `accepts` tells a record that was looked for from one of another key with the same hash. `is_all` is False
-    when the search ended before it had seen all entries.
+    `accepts` tells a record that was looked for from one of another key with the same hash; `stored_at` gives
+    the store time of a record, for entries whose own time is doubtful: after the clock was set back, an entry
+    has the time of its file's begin. `is_all` is False when the search ended before it had seen all entries.
     """
 
     def __init__(
@@ -146,10 +147,12 @@ class Search:
         end_ms: int,
         most: int,
         accepts: Callable[[int], bool] | None = None,
+        stored_at: Callable[[int], int] | None = None,
     ) -> None:
         self.key_hash = key_hash
         self.begin_ms, self.end_ms = begin_ms, end_ms
         self.accepts = accepts
+        self.stored_at = stored_at
         self.found: list[int] = []
         self.is_all = True
         self._most = most
@@ -171,6 +174,13 @@ class Search:
             self._looks -= 1
             if self.accepts is None or self.accepts(offset):
                 self.found.append(offset)
+
+    def take_first(self, offset: int, stored_ms: int) -> None:
+        """An entry has the hash and the time of its file's begin."""
+        if self.stored_at is not None:
+            stored_ms = self.stored_at(offset)
+        if self.begin_ms <= stored_ms <= self.end_ms:
+            self.take(offset)
 
 
 OPEN_FILES: Final = 16
@@ -268,6 +278,8 @@ class IndexFile:
     def covers(self, begin_ms: int, end_ms: int) -> bool:
         """True if the file may hold entries of that time."""
         first, last = self.begin_timestamp, self.end_timestamp
+        if last < first:  # the clock was set back: the times between are not known
+            return True
         return (begin_ms < first and end_ms > last) or first <= begin_ms <= last or first <= end_ms <= last
 
     def find(self, search: Search) -> None:
@@ -281,9 +293,13 @@ class IndexFile:
             stored = self.begin_timestamp + seconds * 1000
             if seconds < 0:
                 break
-            if entry_hash == key_hash and begin_ms <= stored <= end_ms:
-                search.take(offset)
-            if before >= number or stored < begin_ms:
+            if entry_hash == key_hash:
+                if seconds == 0:
+                    search.take_first(offset, stored)
+                elif begin_ms <= stored <= end_ms:
+                    search.take(offset)
+            # Entries of the clock before it was set back may have later times.
+            if before >= number or (stored < begin_ms and seconds):
                 break
             number = before
 
@@ -437,13 +453,15 @@ class Index:
         end_ms: int,
         most: int,
         accepts: Callable[[int], bool] | None = None,
+        stored_at: Callable[[int], int] | None = None,
     ) -> Search:
         """The same, for the records that `accepts`; later candidates follow, up to a bound."""
-        search = Search(self.hash(topic, key), begin_ms, end_ms, most, accepts)
+        search = Search(self.hash(topic, key), begin_ms, end_ms, most, accepts, stored_at)
+        # Also the files before one that begins too early: it may have come after the clock was set back.
         for file in reversed(self.files):
             if file.covers(begin_ms, end_ms):
                 file.find(search)
-            if file.begin_timestamp < begin_ms or len(search.found) >= most or not search.is_all:
+            if len(search.found) >= most or not search.is_all:
                 break
         return search
 

@@ -419,6 +419,31 @@ def test_a_record_is_indexed_once_after_the_clock_was_set_back() -> None:
     assert sum(file.count - 1 for file in store._index.files) == 3
 
 
+DAY_MS = 86_400_000
+
+
+@pytest.mark.parametrize("capacity", [5, 64])
+@pytest.mark.parametrize("back_ms", [0, 3 * DAY_MS])
+def test_messages_are_found_by_their_time_when_the_clock_was_set_back(capacity: int, back_ms: int) -> None:
+    """The clock is set back behind K3. A file that began behind the step hid all earlier files, and an entry
+    behind the step hid those before it in its slot."""
+    clock = Clock()
+    store = open_store(None, clock, max_index_num=capacity, max_hash_slot_num=1)
+    times = []
+    for number in range(8):
+        clock.now_ms += 3_600_000
+        if number == 4:
+            clock.now_ms -= back_ms
+        times.append(clock.now_ms)
+        send(store, record(f"message {number}", keys="K"))
+    for number, at in enumerate(times[:-1]):
+        if capacity == 5 and number in (4, 5):
+            continue  # the first entry of a second file has the time of the next one, as in RocketMQ's files
+        found = [message.body.decode() for message in store.query("Orders", "K", 10, at - 1000, at + 1000)]
+        assert found == [f"message {number}"], (number, found)
+    assert len(store.query("Orders", "K", 10, 0, 1 << 60)) == 8
+
+
 def test_few_of_many_files_are_open_and_all_are_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
