@@ -72,6 +72,18 @@ class Part(Protocol):
         """The handlers by their request codes."""
 
 
+class Progress(Protocol):
+    """A table of places in queues."""
+
+    def check_ends(self) -> None:
+        """Correct the loaded places beyond the ends of queues."""
+
+
+def _check_ends(*tables: Progress) -> None:
+    for table in tables:
+        table.check_ends()
+
+
 def collected(parts: Iterable[Part], signed: Callable[[Handler], Handler]) -> dict[int, Handler]:
     """The handlers of all parts. `signed(handler)` has the responses of a slave's questions signed."""
     handlers: dict[int, Handler] = {}
@@ -338,7 +350,7 @@ class Broker(Endpoint):
         )
         self.replica.begin()
         if not self.is_slave:
-            self.offsets.check_ends()
+            _check_ends(self.offsets, self.schedule, self.timers)
         self.topic_retention.apply()
         if not self.is_slave:
             self.deliveries.load()

@@ -74,6 +74,11 @@ class StoreView:
         return self._log.start
 
     @property
+    def last_ms(self) -> int:
+        """The store time of the last record; 0 without any."""
+        return self._log.timestamp
+
+    @property
     def flushed_offset(self) -> int:
         """Up to where the log is synced."""
         return self._log.flushed
@@ -225,6 +230,11 @@ class StoreView:
         longer than now, so that a position beyond its end belongs to another topic, or to another store."""
         queue = self._queues.table.get((topic, queue_id))
         return None if queue is None else queue.cut_at
+
+    def never_reached(self, topic: str, queue_id: int, position: int) -> bool:
+        """True for a position beyond the end of a queue that lost no messages: it was saved beside another
+        store, or beside a later state of this store."""
+        return position > self.max_offset(topic, queue_id) and self.cut_at(topic, queue_id) is None
 
     def readable_end(self, topic: str, queue_id: int, reach: int) -> int:
         """Same as `max_offset`, of the messages that end before the physical offset `reach`."""

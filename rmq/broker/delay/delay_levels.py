@@ -32,6 +32,8 @@ STEP_MESSAGES: Final = 100
 """Deliveries of one step; the event loop serves others between two steps."""
 STEP_BYTES: Final = 1 << 20
 """So much one step delivers, and one message more of each level."""
+UNSURE_MS: Final = 60_000
+"""Of a store without its own progress what was due so long before its last record was delivered."""
 
 log = logging.getLogger("rmq.broker")
 
@@ -91,6 +93,24 @@ class Schedule:
             known = self._next if level in self._next else self._dropped
             known[level] = offset
         self._name_dropped()
+
+    def check_ends(self) -> None:
+        """On a master: correct the loaded progress if it is that of another store, or of a later state of
+        this store. The level goes on at the first message that this store has not delivered."""
+        sure_ms = self._store.last_ms - UNSURE_MS
+        for level, offset in self._next.items():
+            queue_id = level - 1
+            if not self._store.never_reached(SCHEDULE_TOPIC, queue_id, offset):
+                continue
+            end = at = self._store.max_offset(SCHEDULE_TOPIC, queue_id)
+            while (unit := self._store.unit(SCHEDULE_TOPIC, queue_id, at - 1)) and unit[2] > sure_ms:
+                at -= 1
+            log.warning(
+                "delay level %d: the saved offset %d is not of this store, whose queue ends at %d: it goes on"
+                " at %d",
+                *(level, offset, end, at),
+            )
+            self._next[level], self.is_changed = at, True
 
     def follow(self, progress: Mapping[int, int]) -> None:
         """A slave's: have the master's progress, level by level."""

@@ -37,6 +37,7 @@ from typing import TYPE_CHECKING, Final
 from attrs import field
 
 from rmq.broker.delay.corrections import CLOCK_STEP_MS, Corrections
+from rmq.broker.delay.delay_levels import UNSURE_MS
 from rmq.broker.delay.delivered import Delivered
 from rmq.broker.delay.timer_records import (
     COPY_ROOM,
@@ -211,6 +212,7 @@ class Timers:
         self._by_age = _ByAge(self._waiting)
         self._read = 0  # units below this queue offset are known
         self._delivered_ms = 0
+        self._saved_read = 0  # the end of the queue when the loaded progress was saved
         self._delivered_so_far = Delivered()
         self._stepped_ms = 0
         self._corrections = Corrections(store, self._waiting, commit, put, on_copied=self._corrected)
@@ -523,6 +525,7 @@ class Timers:
         self._waiting.clear()
         self._by_age.clear()
         self._read = self._store.max_offset(TIMER_TOPIC, 0)
+        self._saved_read = int(progress.get("read", 0))
         self._delivered_so_far.load(progress, self._read)
         for offset in range(first, self._read):
             unit = self._store.unit(TIMER_TOPIC, 0, offset)
@@ -530,6 +533,20 @@ class Timers:
                 self._wait(offset, unit[2])
         self._places = _Places()
         self._places.arrived(self._waiting)
+
+    def check_ends(self) -> None:
+        """On a master: correct the loaded progress if it is that of another store, or of a later state of
+        this store, which has delivered what was due by its last record."""
+        if self._is_slave or not self._store.never_reached(TIMER_TOPIC, 0, self._saved_read):
+            return
+        delivered_ms = min(self._delivered_ms, max(0, self._store.last_ms - UNSURE_MS))
+        log.warning(
+            "the saved progress of timers, %d, is not of this store, whose queue ends at %d: messages due "
+            "after %d (ms) are delivered",
+            *(self._saved_read, self._read, delivered_ms),
+        )
+        self.load(json.dumps({"read": self._read, "deliveredMs": delivered_ms}))
+        self.is_changed = True
 
     def to_json(self) -> bytes:
         """The content of timerProgress.json."""

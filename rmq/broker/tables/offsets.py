@@ -490,14 +490,14 @@ class Offsets:
         return bool(removed or changed)
 
     def check_ends(self) -> None:
-        """Correct the offsets beyond the ends of queues: on a master, once table and store are loaded."""
+        """Correct the offsets beyond the ends of queues, the broker's own alike: on a master, once table and
+        store are loaded."""
         for key, queues in self._table.items():
             topic = key.partition("@")[0]
             for queue_id, offset in queues.items():
                 end = self._store.max_offset(topic, queue_id)
                 if offset > end:
-                    is_own = key in _OF_TRANSACTIONS or key.endswith(OF_FLOORS)
-                    at = end if is_own else self.resume_at(topic, queue_id, offset)
+                    at = self.resume_at(topic, queue_id, offset)
                     log.warning(
                         "the saved offset of %s queue %d is %d, the queue ends at %d: it goes on at %d",
                         *(key, queue_id, offset, end, at),

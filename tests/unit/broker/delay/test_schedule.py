@@ -142,6 +142,32 @@ def test_the_progress_file_of_a_java_broker_is_read(bench: Bench) -> None:
     assert bench.schedule.progress == {1: 2, 2: 0, 3: 1}
 
 
+def test_progress_of_another_store_takes_no_waiting_message(bench: Bench) -> None:
+    """An old store beside a newer delayOffset.json, whose offset the queue never reached."""
+    bench.delay(3, b"old")
+    bench.now += 100_000
+    bench.delay(1, b"x")
+    bench.delay(3, b"waits")
+    bench.delay(3, b"waits, too")
+    bench.schedule.load(b'{"offsetTable":{"1":1,"3":99}}')
+    bench.schedule.check_ends()
+    assert bench.schedule.progress == {1: 1, 2: 0, 3: 1}
+    assert bench.schedule.is_changed
+    bench.now += 10_000
+    bench.schedule.step(bench.now)
+    assert bench.delivered() == [b"waits", b"waits, too"]
+
+
+def test_progress_beyond_a_loss_is_of_this_store(bench: Bench) -> None:
+    bench.delay(3, b"delivered")
+    bench.store.may_have_lost()
+    bench.schedule.load(b'{"offsetTable":{"3":99}}')
+    bench.schedule.check_ends()
+    bench.now += 10_000
+    bench.schedule.step(bench.now)
+    assert bench.delivered() == []
+
+
 def test_progress_outside_the_queue_is_corrected(bench: Bench) -> None:
     bench.delay(1, b"a")
     bench.schedule.load(b'{"offsetTable":{"1":99}}')

@@ -370,3 +370,19 @@ def test_delivered_messages_behind_one_that_waits_long_take_no_memory(bench: Ben
     assert len(bench.timers._by_age._counts) == 1, "nothing is kept of those that were delivered"
     bench.at(START + 2 * DAY)
     assert list(bench.timers._by_age) == [301], "the one that waits is still copied in time"
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_progress_of_another_store_takes_no_waiting_message(bench: Bench, lost: bool) -> None:
+    """An old store beside a newer timerProgress.json, whose offset the queue never reached."""
+    bench.send(b"delivered", START + 1000)
+    bench.at(START + 1000)
+    bench.at(START + HOUR)
+    bench.send(b"waits", bench.now + HOUR)
+    if lost:
+        bench.store.may_have_lost()
+    later = bench.now + 2 * HOUR
+    bench.timers.load(b'{"first":9,"read":9,"deliveredMs":%d}' % later)
+    bench.timers.check_ends()
+    bench.at(later)
+    assert bench.delivered() == ([b"delivered"] if lost else [b"delivered", b"waits"])

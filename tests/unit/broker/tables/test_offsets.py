@@ -13,7 +13,7 @@ from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rmq.broker.tables.offsets import decode_offsets, encode_offsets, log_losses
+from rmq.broker.tables.offsets import FLOORS, decode_offsets, encode_offsets, log_losses
 from rmq.broker.tables.versioned import run_to_end
 from rmq.errors import RemoteProtocolError, ResponseError
 from rmq.message import TRANS_HALF_TOPIC, TRANS_OP_HALF_TOPIC, TRANSACTION_GROUP
@@ -294,6 +294,22 @@ def test_saved_offsets_beyond_the_end_go_where_messages_were_lost_else_to_the_st
     assert rig.offsets.of("h", "T") == {0: 4}
     assert caplog.text.count("it goes on at") == 2
     assert rig.offsets.is_changed
+
+
+@pytest.mark.parametrize(("lost", "at"), [(True, 4), (False, 0)])
+@pytest.mark.parametrize(("topic", "group"), [(TRANS_HALF_TOPIC, TRANSACTION_GROUP), ("T", FLOORS)])
+def test_progress_of_the_broker_s_own_beyond_the_end_takes_no_message(
+    topic: str, group: str, lost: bool, at: int
+) -> None:
+    """An old store beside a newer table: its half messages were never checked again, and its messages were
+    those that the limits of their topic had given up."""
+    rig = filled(4, topic)
+    if lost:
+        rig.store.may_have_lost()
+        rig.put(topic)  # came after the loss
+    rig.offsets.load(b'{"offsetTable":{"%b@%b":{"0":9}}}' % (topic.encode(), group.encode()))
+    rig.offsets.check_ends()
+    assert rig.offsets.of(group, topic) == {0: at}
 
 
 def test_offsets_within_the_log_load_unchanged() -> None:
