@@ -18,7 +18,7 @@ from rmq.broker.admin.metrics_export import parts_text
 from rmq.broker.broker import Broker
 from rmq.broker.config import BrokerConfig
 from rmq.broker.runtime import service
-from rmq.config import is_loopback, load_all, with_changes
+from rmq.config import is_loopback, load_all, read_file, with_changes
 from rmq.controller.epochs import FILE as EPOCHS_FILE
 from rmq.errors import ConfigError
 from rmq.protocol import engine
@@ -169,6 +169,11 @@ def _reload(broker: Broker, options: argparse.Namespace) -> None:
     """Read the settings again and apply the changed ones, all or none. The log names settings that need a
     restart."""
     try:
+        if options.file and not read_file(options.file):
+            # Half-written files are mostly empty, and the defaults remove messages that were to stay.
+            raise ConfigError(
+                "configuration file", options.file, "at least one setting while the broker runs"
+            )
         requested, requested_store, _ = settings(options)
         config = with_changes(broker.settings.broker, requested)
         store_config = with_changes(broker.settings.store, requested_store)

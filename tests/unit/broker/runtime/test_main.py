@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import gc
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from rmq.broker.__main__ import calm_collector, parse, settings
-from rmq.broker.config import BrokerConfig
+from rmq.broker.__main__ import _reload, calm_collector, parse, settings
+from rmq.broker.config import BrokerConfig, Settings
 
 
 def test_changed_settings_go_into_the_configuration_file(tmp_path: Path) -> None:
@@ -51,3 +53,22 @@ def test_the_place_of_changed_settings_can_be_named(tmp_path: Path) -> None:
     file = tmp_path / "broker.conf"
     file.write_text("configStorePath=/elsewhere/x.conf\n")
     assert settings(parse(["-c", str(file)]))[0].config_store_path == "/elsewhere/x.conf"
+
+
+@pytest.mark.parametrize(
+    ("text", "hours"), [("", 720), ("# written soon\n", 720), ("fileReservedTime=48\n", 48)]
+)
+def test_a_file_that_is_empty_when_it_is_read_again_changes_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, text: str, hours: int
+) -> None:
+    """SIGHUP comes while the file is written, which begins with an empty file: with its defaults messages
+    would be removed that are to stay for 720 h."""
+    path = tmp_path / "broker.conf"
+    path.write_text(f"fileReservedTime=720\nstorePathRootDir={tmp_path}\n")
+    options = parse(["-c", str(path)])
+    config, store_config, _ = settings(options)
+    broker: Any = SimpleNamespace(settings=Settings(config, store_config))
+    path.write_text(text)
+    _reload(broker, options)
+    assert broker.settings.store.file_reserved_time == hours
+    assert ("nothing changed" in caplog.text) == (hours == 720)
