@@ -33,7 +33,7 @@ def replace_file(
     path: str | os.PathLike[str], data: Buffer, *, mode: int | None = None, suffix: str = ".new"
 ) -> None:
     """Write a file so that after a crash, and for concurrent readers, it holds either the old content or the
-    new. Raises OSError, with the file unchanged.
+    new. Raises OSError, with the file unchanged, or replaced if only the sync of its folder failed.
 
     The folder is created if missing; a link stays a link. `mode` are the permissions, less the umask; None:
     those of the old file, or the usual permissions of a new file. `suffix` names the temporary file; two

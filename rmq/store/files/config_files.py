@@ -74,6 +74,7 @@ class ConfigFiles:
                 before = found if _is_json(found) else None
             if before == data:
                 return
+            self._good.pop(name, None)  # a write that fails may have replaced the file
             if before is not None:
                 self._disk.replace(path + ".bak", before)
             self._disk.replace(path, data)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import errno
 import json
 from pathlib import Path
 from typing import Any
@@ -55,6 +56,26 @@ def test_a_missing_file_is_answered_by_its_bak() -> None:
     disk = MemoryDisk()
     disk.replace(TOPICS + ".bak", b"{0:20}")  # Java's unquoted keys
     assert ConfigFiles(disk, FOLDER).load("topics") == b"{0:20}"
+
+
+def test_a_text_that_comes_back_after_a_failed_write_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rename was done, and the sync of the folder behind it failed."""
+    files = ConfigFiles(RealDisk(), str(tmp_path))
+    files.save("topics", b'{"a":1}')
+    folders: list[str] = []
+
+    def sync(folder: str) -> None:
+        folders.append(folder)
+        if len(folders) == 2:  # the first is that of the .bak
+            raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr("rmq.files.sync_folder", sync)
+    with pytest.raises(StoreError):
+        files.save("topics", b'{"a":2}')
+    files.save("topics", b'{"a":1}')
+    assert files.load("topics") == b'{"a":1}'
 
 
 def test_both_broken_is_an_error_that_says_what_to_do() -> None:
