@@ -448,7 +448,9 @@ class Transactions:
         keep_ms = self._store.config.file_reserved_time * 3_600_000
         age = _age(self._store, half, check.now_ms, keep_ms)
         times = _number(half.properties.get(PROPERTY_TRANSACTION_CHECK_TIMES), 0)
-        if times >= self._settings.broker.transaction_check_max or age > keep_ms:
+        # A wall clock that was set forward makes none too old: its producer is asked first.
+        is_too_old = age > keep_ms and not self._store.retention.held(check.now_ms)
+        if times >= self._settings.broker.transaction_check_max or is_too_old:
             return self._discard(half, check)
         immunity = _number(half.properties.get(PROPERTY_CHECK_IMMUNITY_TIME), -1)
         properties = half.properties | {PROPERTY_TRANSACTION_PREPARED_QUEUE_OFFSET: str(_first_of(half))}

@@ -389,6 +389,25 @@ def test_no_immunity_lasts_longer_than_the_log_and_a_clock_of_the_producer_makes
     assert len(bench.stored(TRANS_CHECK_MAX_TIME_TOPIC)) == 1
 
 
+def test_a_clock_that_is_set_forward_discards_no_half_message(tmp_path: Path) -> None:
+    """By such a clock all half messages were older than the log's files, and none was asked for."""
+    bench = Bench(tmp_path)
+    seconds = 0.0
+    bench.store._clock_watch._clock = lambda: seconds
+    bench.store._clock_watch.begin(bench.now, bench.now)
+    bench.half(b"first")
+    bench.now += 90 * 3_600_000
+    seconds += 61
+    bench.wait(0)
+    assert len(bench.asked) == 1
+    assert bench.stored(TRANS_CHECK_MAX_TIME_TOPIC) == []
+    bench.now += 3_700_000
+    seconds += 3_700  # the clock is believed
+    bench.wait(0)
+    assert len(bench.stored(TRANS_CHECK_MAX_TIME_TOPIC)) == 1
+    bench.store.close()
+
+
 def test_one_without_room_in_its_properties_does_not_stop_the_check_of_others(bench: Bench) -> None:
     text = "PGROUP\x01payers\x02X\x01" + "x" * 32_740  # as Java takes it
     fat = Record(TRANS_HALF_TOPIC, 0, b"fat", text, born_timestamp=bench.now)
