@@ -141,14 +141,22 @@ class SentTable:
             if not found:
                 del self._of[key]
 
-    def expire(self, before_ms: int) -> None:
-        """Forget entries stored before that time."""
+    def expire(self, before_ms: int, now_ms: int) -> None:
+        """Forget entries stored before that time. After the wall clock was set back, entries are as old as
+        this is noticed: they would stay, and keep others out, until the clock is there again."""
+        if self._by_age and self._by_age[0].stored_ms > now_ms:
+            self._date_back(now_ms)
         while self._by_age and self._by_age[0].stored_ms < before_ms:
             self.remove(self._by_age.popleft())
         if (
             len(self._by_age) > 2 * self.count + _SPARE
         ):  # of writes that fail much is forgotten before its time
             self._by_age = deque(sorted(chain.from_iterable(self._of.values()), key=_age))
+
+    def _date_back(self, now_ms: int) -> None:
+        for entries in self._of.values():
+            entries[:] = [evolve(sent, stored_ms=min(sent.stored_ms, now_ms)) for sent in entries]
+        self._by_age = deque(sorted(chain.from_iterable(self._of.values()), key=_age))
 
 
 def _first(sent: Sent) -> int:
@@ -236,7 +244,8 @@ class IdempotentSends:
         # After the commit the messages of earlier requests can be read: they may include the same batch.
         self._commit_pending()
         self._read_log(now - keep_ms)
-        self.table.expire(now - keep_ms)
+        if not self._store.retention.held(now):
+            self.table.expire(now - keep_ms, now)
         known = self._known(asked, pieces)
         if not known:
             self._store_new(request, connection, now, asked)

@@ -365,6 +365,30 @@ def test_no_more_are_kept_than_the_setting_says() -> None:
     assert stored(broker) == list(range(9))
 
 
+def test_a_clock_that_was_set_back_keeps_no_batch_longer_than_the_setting_says() -> None:
+    """They stayed until the clock was there again, and all places were taken for days."""
+    broker = rig(idempotent_sends_max=2)
+    for first in (0, 3):
+        places(broker.one(numbered(first, 3)))
+    broker.now_ms -= 72 * HOUR
+    places(broker.one(numbered(3, 3)))
+    assert stored(broker) == list(range(6)), "not forgotten yet"
+    broker.let_pass(HOUR + 1)
+    places(broker.one(numbered(6, 3)))
+    assert stored(broker) == list(range(9))
+
+
+def test_a_clock_that_is_set_forward_makes_no_batch_forgotten() -> None:
+    broker = rig()
+    watch = broker.store._clock_watch
+    watch._clock = lambda: broker.seconds
+    watch.begin(broker.now_ms, broker.now_ms)
+    places(broker.one(numbered(0, 3)))
+    broker.now_ms += 72 * HOUR
+    places(broker.one(numbered(0, 3)))
+    assert stored(broker) == [0, 1, 2]
+
+
 def test_a_slave_that_becomes_master_knows_by_its_copy_of_the_log() -> None:
     broker = rig()
     answers = [places(broker.one(numbered(first, 5))) for first in (0, 5)]
@@ -396,7 +420,7 @@ def test_a_table_finds_what_has_some_of_the_numbers() -> None:
             for n in range(max(low, one.first), min(high, one.end))
         }
         assert found == {n for n in wanted if low <= n < high}
-    table.expire(1000)
+    table.expire(1000, 1000)
     assert (table.count, table.among("T", "P", 0, 999)) == (0, [])
 
 
