@@ -321,7 +321,8 @@ class FilterTable:
 
     def _die(self, known: Filter) -> None:
         if not known.is_dead:
-            known.dead_ms = self._now_ms()
+            # Not before its birth, or it would count as alive: the wall clock may have been set back.
+            known.dead_ms = max(self._now_ms(), known.born_ms)
             self.is_changed = True
 
     def _of(self, group: str) -> Iterator[Filter]:
@@ -394,5 +395,6 @@ class FilterTable:
         known = self.get(topic, group)
         if known is not None:
             known.born_ms = int(row["bornTime"])
-            known.dead_ms = int(row["deadTime"]) or max(self._now_ms() - DEAD_BEFORE_MS, known.born_ms)
+            dead_ms = int(row["deadTime"]) or self._now_ms() - DEAD_BEFORE_MS
+            known.dead_ms = max(dead_ms, known.born_ms)
         self.is_changed = False

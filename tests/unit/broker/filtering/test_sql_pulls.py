@@ -334,6 +334,19 @@ def test_long_dead_filters_are_removed(rig: Rig) -> None:
     assert saved(rig) == {}
 
 
+def test_a_filter_dies_though_the_clock_was_set_back(rig: Rig) -> None:
+    """It died before it was born, and so it was alive for ever, and took one of the places."""
+    announce(rig, sql("n > 2"))
+    rig.now_ms -= 3 * DAY
+    rig.broker.on_close(rig.wire)  # type: ignore[arg-type]
+    known = rig.broker.filters.get("Orders", "readers")
+    assert known is not None
+    assert known.is_dead
+    assert saved(rig) is not None
+    rig.now_ms += 4 * DAY
+    assert saved(rig) == {}
+
+
 def test_a_restart_knows_the_filters_and_thinks_them_dead(rig: Rig) -> None:
     announce(rig, sql("n > 2"))
     for name, data in rig.broker.saves().items():
