@@ -219,7 +219,7 @@ class Deliveries:
         if not in_order and queue.has_new_only:
             if queue.cursor == self._store.max_offset(topic.topic, queue_id):
                 return
-        elif not queue.set_order(in_order):
+        elif not self.leases.set_order(queue, in_order):
             return
         base = queue.base
         self._taker.take(queue, taking)

@@ -166,12 +166,6 @@ class QueueDelivery:
             self.recovered = max(self.recovered, end)
 
     @property
-    def is_out(self) -> bool:
-        """True if messages are leased, wait for redelivery, or become dead letters."""
-        is_held = self.leased or self.waiting or self.ready or self.dying
-        return bool(is_held or (self.groups and self.groups.free))
-
-    @property
     def is_new(self) -> bool:
         """True if no message was taken from the base on."""
         return self.cursor <= self.base >= self.recovered
@@ -181,17 +175,17 @@ class QueueDelivery:
         """True if takes get new messages only, in no order."""
         return not self.ready and self.groups is None and self.cursor >= self.recovered and not self.notes
 
-    def set_order(self, in_order: bool) -> bool:
-        """Set whether messages are taken by message group. Return True if it is set; never while some are
-        out."""
-        if (self.groups is not None) is in_order:
-            return True
-        if self.is_out:
-            return False
+    def set_order(self, in_order: bool) -> None:
+        """Set whether messages are taken by message group. No message is leased, waits, or is ready."""
         self.recovered = max(self.recovered, self.cursor)
         self.groups = MessageGroups() if in_order else None
-        self.cursor = self.base
-        return True
+        self.cursor, self.ready = self.base, deque()
+
+    def note(self, batch: Batch, available_ms: int) -> None:
+        """Note the attempts of messages that are taken once more from the queue, and the wall time (ms) of
+        their next delivery."""
+        for offset in batch.offsets():
+            self.notes[offset] = batch.attempt, available_ms
 
     # ---- recovered messages ----
 

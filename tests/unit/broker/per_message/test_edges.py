@@ -16,7 +16,7 @@ from rmq.protocol.bodies import SubscriptionGroupConfig
 from rmq.protocol.codes import ResponseCode
 from rmq.protocol.pop import BatchAck, BatchAckMessageRequestBody, offsets_of
 from tests.unit.broker.rig import Rig
-from tests.unit.broker.taking import GROUP, TOPIC, Consumer, filled, restarted, step
+from tests.unit.broker.taking import GROUP, TOPIC, Consumer, Taken, filled, restarted, step
 
 
 def one_attempt(rig: Rig) -> None:
@@ -216,6 +216,40 @@ def test_messages_of_a_topic_made_again_after_a_kill_are_not_finished() -> None:
     rig.broker.group_commit.commit_pending()
     consumer = Consumer(restarted(rig))
     assert len(consumer.bodies()) == 20
+
+
+def attempts(found: list[Taken]) -> dict[bytes, int]:
+    return {one.body: one.attempt for one in found}
+
+
+def test_a_group_that_begins_to_take_in_order_goes_on_with_messages_that_come_again() -> None:
+    rig = filled(4)
+    before, after = Consumer(rig), Consumer(rig)
+    first, *_ = before.take(3, 5)
+    before.nack(first, after=60)
+    assert after.take(in_order=True) == []  # two messages are leased
+    step(rig, 5)
+    assert after.take(in_order=True) == []  # the first of the message group waits
+    step(rig, 55)
+    found = []
+    for _ in range(4):
+        (taken,) = after.take(in_order=True)
+        found.append(taken)
+        after.ack(taken)
+    assert list(attempts(found).items()) == [(b"0", 2), (b"1", 2), (b"2", 2), (b"3", 1)]
+    assert rig.broker.deliveries.out == 0
+
+
+def test_a_group_that_takes_in_order_no_more_goes_on_with_messages_that_come_again() -> None:
+    rig = filled(4)
+    before, after = Consumer(rig), Consumer(rig)
+    assert before.bodies(3, 5, in_order=True) == [b"0"]
+    assert after.take() == []
+    step(rig, 5)
+    found = after.take()
+    assert attempts(found) == {b"0": 2, b"1": 1, b"2": 1, b"3": 1}
+    after.ack(*found)
+    assert rig.broker.deliveries.out == 0
 
 
 def test_a_lease_that_is_made_shorter_again_and_again_takes_one_place() -> None:
