@@ -143,13 +143,11 @@ class Leases:
     def set_order(self, queue: QueueDelivery, in_order: bool) -> bool:
         """Set whether messages of a queue are taken by message group. Return True if it is set; never while
         some are leased. Messages that were given back are taken from the queue once more."""
-        if (queue.groups is not None) is in_order:
-            return True
-        if queue.leased or queue.dying:
-            return False
+        is_set = (queue.groups is not None) is in_order
+        if is_set or queue.leased or queue.dying:
+            return is_set
         for batch in queue.batches():
-            wait_ms = round((batch.time - self._clock()) * 1000) if batch.state == WAITING else 0
-            queue.note(batch, self._now_ms() + wait_ms if wait_ms > 0 else 0)
+            queue.note(batch, self._clock(), self._now_ms())
             self._remove(batch)
             self.count_out(queue.topic, -batch.count)
         queue.set_order(in_order)

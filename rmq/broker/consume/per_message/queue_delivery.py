@@ -181,9 +181,11 @@ class QueueDelivery:
         self.groups = MessageGroups() if in_order else None
         self.cursor, self.ready = self.base, deque()
 
-    def note(self, batch: Batch, available_ms: int) -> None:
-        """Note the attempts of messages that are taken once more from the queue, and the wall time (ms) of
-        their next delivery."""
+    def note(self, batch: Batch, now: float, now_ms: int) -> None:
+        """Note the attempts of messages that wait or are ready, to take them once more from the queue. `now`
+        is the time of the broker's clock, `now_ms` the wall time."""
+        wait_ms = round((batch.time - now) * 1000) if batch.state == WAITING else 0
+        available_ms = now_ms + wait_ms if wait_ms > 0 else 0
         for offset in batch.offsets():
             self.notes[offset] = batch.attempt, available_ms
 

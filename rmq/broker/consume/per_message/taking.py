@@ -435,7 +435,8 @@ class Taker:
         assert groups is not None
         while groups.free and not taking.takes_no_new:
             key, offset = groups.free.popleft()
-            record = self.record(queue, offset)
+            # A message that waited for its group may be finished by the handle of an earlier lease.
+            record = None if offset in queue.finished else self.record(queue, offset)
             if record is None:
                 self._finish_deleted(queue, offset, key)
             else:

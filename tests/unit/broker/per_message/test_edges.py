@@ -240,6 +240,19 @@ def test_a_group_that_begins_to_take_in_order_goes_on_with_messages_that_come_ag
     assert rig.broker.deliveries.out == 0
 
 
+def test_a_message_that_is_acknowledged_while_it_waits_for_its_group_does_not_come() -> None:
+    rig = filled(3)
+    consumer = Consumer(rig)
+    first, second, _ = consumer.take(3, 600)
+    consumer.nack(*consumer.take(), first, second)
+    rig = restarted(rig)
+    consumer = Consumer(rig)
+    (again,) = consumer.take(in_order=True)
+    assert consumer.ack(second) == [None]
+    consumer.ack(again)
+    assert consumer.bodies(in_order=True) == [b"2"]
+
+
 def test_a_group_that_takes_in_order_no_more_goes_on_with_messages_that_come_again() -> None:
     rig = filled(4)
     before, after = Consumer(rig), Consumer(rig)
