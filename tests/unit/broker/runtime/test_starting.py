@@ -22,7 +22,7 @@ from rmq.remoting.transports import websocket
 from rmq.server.process import VERSION, _installed
 from rmq.store.config import StoreConfig
 
-MODULES = 216
+MODULES = 217
 """Modules of rmq in an idle broker; each takes 50 KB on average. Raise the number for a divided module; load
 a module that few brokers need where the settings ask for it, as `_way_of_running` does."""
 
