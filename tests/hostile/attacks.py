@@ -68,6 +68,8 @@ class Attacker:
     ca: str = ""
     access_key: str = ""
     secret: str = ""
+    patience: float = 0.0
+    """Seconds beyond its time for an attacker that has sent nothing yet, on a machine that is busy."""
     until: float = 0.0
     sent: int = 0
     cut: int = 0
@@ -86,7 +88,7 @@ class Attacker:
     def left(self) -> bool:
         """True if time is left; the time runs from the first call on, or from `begin`."""
         self.begin()
-        return time.monotonic() < self.until
+        return time.monotonic() < self.until + (0.0 if self.sent else self.patience)
 
     def dial(self, address: str = "", *, tls: bool = True) -> socket.socket:
         """A connection. Raises OSError."""

@@ -68,7 +68,7 @@ def test_a_broker_outlives_some_attacks_and_serves_others(tmp_path: pathlib.Path
         honest, before = Honest(target), target.resident_mib()
         honest.connect()
         where = target.address, target.ha_address, 0.8, target.pages_address
-        attackers = [Attacker(*where) for _ in SOME]
+        attackers = [Attacker(*where, patience=60.0) for _ in SOME]
         threads = [
             threading.Thread(target=carry_out, args=pair) for pair in zip(SOME, attackers, strict=True)
         ]
