@@ -65,7 +65,8 @@ class ProxiedCluster:
         self.memberships = Shares(MEMBERSHIPS_MAX)
         self._tasks = tasks
         self._secret = secret or b"rmq-proxy"
-        self._unknown: dict[str, None] = {}
+        self._unknown: dict[str, Holders] = {}  # topics whose routes are to be asked for
+        self._waiting = Shares(TOPICS_MAX)  # the places in it
         self._is_announcing = self._is_due = False
         self._working = 0
         self._idle = anyio.Event()
@@ -128,14 +129,17 @@ class ProxiedCluster:
             raise for_code(ResponseCode.SYSTEM_BUSY, remark)
         self.memberships.add(holders)
 
-    def announce(self, topics: Iterable[str]) -> None:
+    def announce(self, topics: Iterable[str], holders: Holders) -> None:
         """Announce the proxy's groups and producers to the brokers of these topics, together with those that
-        join in between. Raises SystemBusy when very many topics wait."""
+        join in between. Raises SystemBusy when very many topics wait, in all or of these holders."""
         for topic in topics:
             self.check_room(topic)
-            if len(self._unknown) >= TOPICS_MAX:
-                raise for_code(ResponseCode.SYSTEM_BUSY, f"{TOPICS_MAX} topics wait for their routes")
-            self._unknown[topic] = None
+            if topic not in self._unknown:
+                if full := self._waiting.full(holders):
+                    remark = f"of the topics that wait for their routes {full}"
+                    raise for_code(ResponseCode.SYSTEM_BUSY, remark)
+                self._waiting.add(holders)
+                self._unknown[topic] = holders
         self._is_due = True
         if not self._is_announcing:
             self._is_announcing = True
@@ -152,7 +156,8 @@ class ProxiedCluster:
                     if self.session.now() > until:
                         self._is_due = True
                         break
-                    topic = self._unknown.popitem()[0]
+                    topic, holders = self._unknown.popitem()
+                    self._waiting.give(holders)
                     try:
                         await self.topics.parts(topic)
                     except RmqError as error:

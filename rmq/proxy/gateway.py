@@ -167,7 +167,7 @@ class ClusterGateway:
         wanted = subscriptions_of(subscriptions, self._cluster.session.now_ms())
         member = self._cluster.group(group, self._host.holders)
         try:
-            self._cluster.announce(subscriptions)
+            self._cluster.announce(subscriptions, self._host.holders)
         except ResponseError:
             self._cluster.left(member)
             raise
@@ -185,7 +185,7 @@ class ClusterGateway:
             raise for_code(ResponseCode.SYSTEM_BUSY, remark)
         producer = self._cluster.producer(topic, self._host.holders)
         try:
-            self._cluster.announce((topic,))
+            self._cluster.announce((topic,), self._host.holders)
         except ResponseError:
             self._cluster.stopped_producing(topic, producer)
             raise

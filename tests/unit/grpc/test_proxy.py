@@ -554,11 +554,34 @@ async def test_a_member_is_announced_though_very_many_topics_wait_for_their_rout
 
         monkeypatch.setattr(made[0].cluster.topics, "parts", late)
         assert word(await one.one("QueryRoute", request("QueryRoute", topic="Orders"))) == "OK"
-        made[0].cluster.announce(f"None{number}" for number in range(200))
+        made[0].cluster.announce((f"None{number}" for number in range(200)), ())
         await running.advance(1)
         assert (await telemetry(one, **consumer()))[1] is not None
         await running.advance(5)
         assert running["a"].server.clients.consumer_ids("G")  # type: ignore[union-attr]
+
+
+async def test_topics_that_wait_for_their_routes_leave_room_for_others(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(proxied_cluster, "TOPICS_MAX", 8)
+    made = servers(monkeypatch)
+    async with (
+        cluster("a") as running,
+        client(running) as one,
+        client(running, "other", host="10.0.8.2") as other,
+    ):
+        assert made[0].cluster is not None
+
+        async def late(name: str) -> Any:
+            await anyio.sleep(3)
+            return ()
+
+        monkeypatch.setattr(made[0].cluster.topics, "parts", late)
+        call, settings = await telemetry(one, **producer(*(f"T{number}" for number in range(9))))
+        assert settings is None
+        assert "4 of 8 are taken by 10.0.8.1" in (call.trailers or {})["grpc-message"]
+        assert (await telemetry(other, **producer("Other")))[1] is not None
 
 
 async def test_messages_that_grow_large_come_in_parts(
