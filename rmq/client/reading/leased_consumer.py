@@ -55,6 +55,9 @@ FAST_SECONDS: Final = 0.2
 SLOW_SECONDS: Final = 1.0
 """Seconds for half of the waiting messages that divide fast handlers from slow ones. For slow handlers only
 as many messages wait as there are handlers, since other members could work on them."""
+EXTENSIONS_AT_ONCE: Final = 16
+"""Requests in flight that extend leases at one broker: one at a time, over a slow network, would be late for
+many messages."""
 RELEASES_AT_ONCE: Final = 16
 """Requests in flight that give back messages at a drain."""
 
@@ -419,20 +422,26 @@ class LeasedConsumer(AsyncResource):
                 tasks.start_soon(self._extend_all, broker, by_broker[broker], busy)
 
     async def _extend_all(self, broker: str, messages: deque[ReceivedMessage], busy: set[str]) -> None:
-        """Extend the leases of messages of one broker, which is `busy` meanwhile. A failure that passes is
-        tried again as long as the lease lasts."""
+        """Extend the leases of messages of one broker, which is `busy` meanwhile."""
         try:
-            while messages:
-                message = messages.popleft()
-                if message not in self._working and message not in self._ready.entries:
-                    continue
-                try:
-                    await self._inner.extend(message, self._lease)
-                except FAILURES as error:
-                    text = "%s: cannot extend the lease of message %s: %s"
-                    log.warning(text, self.group, message.message_id, error)
-                    if self._passes(error, message):
-                        messages.append(message)
-                        await anyio.sleep(min(FAILED_SECONDS, self._lease / 30))
+            async with anyio.create_task_group() as tasks:
+                for _ in range(min(EXTENSIONS_AT_ONCE, len(messages))):
+                    tasks.start_soon(self._extend_some, messages)
         finally:
             busy.discard(broker)
+
+    async def _extend_some(self, messages: deque[ReceivedMessage]) -> None:
+        """Extend leases, one after the other. A failure that passes is tried again as long as the lease
+        lasts."""
+        while messages:
+            message = messages.popleft()
+            if message not in self._working and message not in self._ready.entries:
+                continue
+            try:
+                await self._inner.extend(message, self._lease)
+            except FAILURES as error:
+                text = "%s: cannot extend the lease of message %s: %s"
+                log.warning(text, self.group, message.message_id, error)
+                if self._passes(error, message):
+                    messages.append(message)
+                    await anyio.sleep(min(FAILED_SECONDS, self._lease / 30))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import anyio
 import pytest
 
 import rmq
@@ -55,6 +56,27 @@ def test_times_beyond_the_limits_are_refused_before_a_request(in_memory: Play, s
                 with pytest.raises(ConfigError):
                     client.consumer("g", {TOPIC: "*"}, per_message=True, lease=seconds)
                 await message.ack()
+
+    in_memory(scenario, cluster())
+
+
+def test_leases_of_very_many_messages_in_work_are_extended_over_a_slow_network(in_memory: Play) -> None:
+    async def scenario(world: World) -> None:
+        world.cluster.network.latency = (0.05, 0.05)  # type: ignore[attr-defined]
+        async with world.connect() as client:
+            await send(client, 400)
+            attempts: list[int] = []
+
+            async def work(message: rmq.StoredMessage) -> None:
+                assert isinstance(message, rmq.ReceivedMessage)
+                attempts.append(message.attempt)
+                await anyio.sleep(90)
+
+            topics, more = {TOPIC: "*"}, {"consume_from": "first", "lease": 30}
+            async with client.consumer("g", topics, per_message=True, **more) as consumer:  # type: ignore[call-overload]
+                with anyio.move_on_after(150):
+                    await consumer.run(work, concurrency=500)
+            assert attempts == [1] * 400
 
     in_memory(scenario, cluster())
 
