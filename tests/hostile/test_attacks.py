@@ -58,13 +58,12 @@ SOME = (
     "20 silence at the port for pages",
     "23 headers that cannot be read",
 )
-PATIENT = {"waitTimeMillsInSendQueue": "60000", "osPageCacheBusyTimeOutMills": "60000"}
 
 
 def test_a_broker_outlives_some_attacks_and_serves_others(tmp_path: pathlib.Path) -> None:
     """Together, for a moment; what others pay for it is measured by the campaign, which takes its time. A
     machine that is busy elsewhere is no reason to refuse sends here, or to give a newcomer up."""
-    with compat(tmp_path, **PATIENT) as target:
+    with compat(tmp_path) as target:
         honest, before = Honest(target), target.resident_mib()
         honest.connect()
         where = target.address, target.ha_address, 0.8, target.pages_address

@@ -35,7 +35,6 @@ STREAMS: Final = 100
 PIECES: Final = 64
 SECONDS: Final = 300.0
 """For all that a newcomer does: a busy machine is no reason to give it up."""
-PATIENT: Final = {"waitTimeMillsInSendQueue": "60000", "osPageCacheBusyTimeOutMills": "60000"}
 Pieces = Callable[[int], Iterator[bytes]]
 pytestmark = pytest.mark.campaign
 
@@ -111,7 +110,7 @@ def _cut(attacker: Attacker, links: dict[socket.socket, list[Any]], link: socket
 def door(tmp_path: pathlib.Path) -> Iterator[tuple[Target, str]]:
     """A broker, and the address of its gRPC door."""
     (port,) = free_ports(1)
-    with compat(tmp_path, plugins="grpc", grpcPort=str(port), **PATIENT) as target:
+    with compat(tmp_path, plugins="grpc", grpcPort=str(port)) as target:
         yield target, f"127.0.0.1:{port}"
 
 
@@ -227,7 +226,7 @@ def test_strangers_keep_no_new_client_of_amqp_out(tmp_path: pathlib.Path) -> Non
             assert len(begun) > 10 * CONNECTIONS
             nursery.cancel_scope.cancel()
 
-    with compat(tmp_path, plugins="amqp", amqpPort=str(port), **PATIENT) as target:
+    with compat(tmp_path, plugins="amqp", amqpPort=str(port)) as target:
         before = target.resident_mib()
         trio.run(main)
         assert target.resident_mib() - before < GROWTH_MIB
