@@ -50,7 +50,7 @@ OF_THE_LOOP = {
     "Producer": {"send_packed", "group", "pipeline"},
     "TransactionalProducer": {"check", "send_packed", "group", "pipeline"},
     "Consumer": {"group", "take_now"},  # which the twin itself calls
-    "PullConsumer": {"group", "pull_raw", "recorded"},
+    "PullConsumer": {"group", "pull_raw", "raw_requests", "recorded"},
     "Delivery": {"begin"},  # likewise
 }
 CALLED_THERE = {"start": "open", "aclose": "close"}
