@@ -145,6 +145,17 @@ LONG_FILES: Final = {
 """Files of more lines, and why. Everything else is divided by meaning before it grows over the limit."""
 
 
+def test_the_second_part_of_the_tests_names_tests_that_exist() -> None:
+    missing = []
+    for line in (ROOT / "tests/slow.txt").read_text("utf-8").splitlines():
+        if line and not line.startswith("#"):
+            file, _, name = line.split(" ", 1)[1].partition("::")
+            text = (ROOT / file).read_text("utf-8") if (ROOT / file).exists() else ""
+            if name.partition("::")[0] not in text:
+                missing.append(line)
+    assert missing == []
+
+
 def test_no_file_is_long_without_a_reason() -> None:
     long = {name for name in (*SOURCES, *TESTS) if (ROOT / name).read_text("utf-8").count("\n") > LINES}
     assert sorted(long ^ set(LONG_FILES)) == []
