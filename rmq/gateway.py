@@ -14,7 +14,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Final, Protocol, cast
 
-from rmq.protocol.record import decode_readable
+from rmq.protocol import engine
+from rmq.protocol.record import MESSAGE_MAGIC, decode_readable
 
 if TYPE_CHECKING:
     from logging import Logger
@@ -170,6 +171,16 @@ def readable(
     """The messages in records, and those that are too many at once, as `decode_readable`; without those that
     cannot be read, which the log names."""
     return decode_readable(records, partial(_log_unreadable, log), most)
+
+
+def plain_records(records: bytes, room: int) -> tuple[Sequence[tuple[int, int, int, int]], int]:
+    """The records from the first on that clients get as they are stored: of each the place, the queue offset,
+    the physical offset and the bytes of the body; and the place behind them. None if their bodies have more
+    bytes than `room`, and without the compiled engine."""
+    if engine.compiled is None:
+        return [], 0
+    found: tuple[list[tuple[int, int, int, int]], int] = engine.compiled.plain_records(records, MESSAGE_MAGIC)
+    return found if sum(size for _, _, _, size in found[0]) <= room else ([], 0)
 
 
 def _log_unreadable(log: Logger, message: StoredMessage | None, error: RmqError) -> None:

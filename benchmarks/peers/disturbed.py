@@ -131,22 +131,11 @@ def read_cold(folder: str) -> None:
 @contextlib.contextmanager
 def slow_reader() -> Iterator[None]:
     """A connection whose answers come faster than it reads."""
-    link, is_over = Link(PORT), threading.Event()
+    link = Link(PORT)
     for number in range(PULLS):
         link.sock.sendall(encode(pull("Backlog", number % 4, number)))
-
-    def run() -> None:
-        while not is_over.wait(0.01):
-            link.sock.recv(SLOW_BYTES)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    try:
+    with contextlib.closing(link.sock), beside(lambda: link.sock.recv(SLOW_BYTES), 0.01):
         yield
-    finally:
-        is_over.set()
-        thread.join()
-        link.sock.close()
 
 
 @contextlib.contextmanager

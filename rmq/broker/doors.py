@@ -38,14 +38,13 @@ from rmq.errors import (
     StoreError,
     for_code,
 )
-from rmq.gateway import PLAIN_BYTES, readable
+from rmq.gateway import PLAIN_BYTES, plain_records, readable
 from rmq.message import (
     average_share,
     parse_offset_message_id,
     validate_group,
 )
 from rmq.plugin import StoredEvent, account_of
-from rmq.protocol import engine
 from rmq.protocol.bodies import ConsumerData
 from rmq.protocol.codes import (
     PERM_READ,
@@ -61,7 +60,6 @@ from rmq.protocol.headers import (
     RecallMessageRequestHeader,
     UpdateConsumerOffsetRequestHeader,
 )
-from rmq.protocol.record import MESSAGE_MAGIC
 
 if TYPE_CHECKING:
     from rmq.broker.consume.long_polling import Found
@@ -558,19 +556,14 @@ def taken_messages(
         head = handle_head(one.start, one.taken_ms, one.invisible_ms, broker_name, one.queue_id)
         attempt, given, over = one.attempt, len(messages), len(left)
         for buffer in one.buffers:
-            rest: bytes | memoryview = memoryview(buffer)
-            if engine.compiled is not None:
-                records = bytes(rest)
-                plain, end = engine.compiled.plain_records(records, MESSAGE_MAGIC)
-                if sum(size for _, _, _, size in plain) <= room:
-                    rest = rest[end:]
-                    for at, offset, position, size in plain:
-                        room -= size
-                        handle = f"{head}{offset} {position}"
-                        messages.append(TakenMessage(None, handle, attempt, records, at))
-            if not rest:
+            records = bytes(buffer)
+            plain, end = plain_records(records, room)
+            for at, offset, position, size in plain:
+                room -= size
+                messages.append(TakenMessage(None, f"{head}{offset} {position}", attempt, records, at))
+            if end == len(records):
                 continue
-            fit, others = readable(rest, log, room)
+            fit, others = readable(memoryview(records)[end:], log, room)
             for message in fit:
                 room -= len(message.body)
                 handle = f"{head}{message.queue_offset} {message.physical_offset}"

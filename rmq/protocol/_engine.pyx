@@ -419,15 +419,23 @@ cdef inline bint is_false(Header* header, int letter) noexcept nogil:
 
 # ---- properties ----
 
-cdef bint is_rare(const char* name, Py_ssize_t size, const char* rare, Py_ssize_t rare_size) noexcept nogil:
-    """True if a name is in `rare`, which has each name after its length."""
-    cdef const char* end = rare + rare_size
-    while rare < end:
-        if <uint8_t>rare[0] == size and memcmp(rare + 1, name, size) == 0:
+cdef bytes listed(names):
+    """Names as one text, each after its length."""
+    return b"".join(bytes([len(name)]) + name.encode() for name in sorted(names))
+
+cdef inline bint is_listed(const char* name, Py_ssize_t size, const char* names, Py_ssize_t names_size) noexcept nogil:
+    """True if a name is in a text of `listed`."""
+    cdef const char* end = names + names_size
+    while names < end:
+        if <uint8_t>names[0] == size and memcmp(names + 1, name, size) == 0:
             return 1
-        rare += 1 + <uint8_t>rare[0]
-    # A name that ends in WAIT is rare, too: readers of WAIT search for its bytes, and would find them in that name.
-    return size > 4 and memcmp(name + size - 4, b"WAIT", 4) == 0
+        names += 1 + <uint8_t>names[0]
+    return 0
+
+cdef bint is_rare(const char* name, Py_ssize_t size, const char* rare, Py_ssize_t rare_size) noexcept nogil:
+    """True if a name is in `rare`, which is of `listed`. A name that ends in WAIT is rare, too: readers of WAIT search
+    for its bytes, and would find them in that name."""
+    return is_listed(name, size, rare, rare_size) or (size > 4 and memcmp(name + size - 4, b"WAIT", 4) == 0)
 
 cdef bint read_text(
     Part text, bint escaped, char* out, Marks* marks, const char* rare, Py_ssize_t rare_size
@@ -843,7 +851,7 @@ cdef class Lanes:
         self.suffix = b""
         self.is_indexed = self.is_open = True
         self.is_signed = False
-        self.rare = b"".join(bytes([len(name)]) + name.encode() for name in sorted(rare))
+        self.rare = listed(rare)
         self.store_host = store_host
         self.host_flag, self.born_v6_flag, self.sender_flags = host_flag, born_v6_flag, sender_flags
 

@@ -297,7 +297,7 @@ cdef class CallSends:
 
     def __init__(self, Lanes lanes, reserved):
         self.lanes = lanes
-        self.rare = b"".join(bytes([len(name)]) + name.encode() for name in sorted(reserved)) + lanes.rare
+        self.rare = listed(reserved) + lanes.rare
 
     def begin(self, bytes data):
         """See the stub."""

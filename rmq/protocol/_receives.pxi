@@ -66,15 +66,8 @@ def plain_records(bytes data, uint32_t magic):
 cdef inline bint named(Part name, const char* text, Py_ssize_t size) noexcept nogil:
     return name.size == size and memcmp(name.at, text, size) == 0
 
-cdef bint is_one_of(bytes names, Part name) noexcept:
-    """True for a name in `names`, which has each name behind its length."""
-    cdef const char* p = PyBytes_AS_STRING(names)
-    cdef const char* end = p + PyBytes_GET_SIZE(names)
-    while p < end:
-        if <uint8_t>p[0] == name.size and memcmp(p + 1, name.at, name.size) == 0:
-            return 1
-        p += 1 + <uint8_t>p[0]
-    return 0
+cdef inline bint is_one_of(bytes names, Part name) noexcept:
+    return is_listed(name.at, name.size, PyBytes_AS_STRING(names), PyBytes_GET_SIZE(names))
 
 cdef inline Py_ssize_t varint_size(uint64_t value) noexcept nogil:
     cdef Py_ssize_t size = 1
@@ -152,8 +145,7 @@ cdef class CallMessages:
             if len(part) > (16 if i in (OF_DIGEST, OF_NORMAL, OF_FIFO) else 2):
                 raise ValueError("a part is too long")
             self.parts[i] = Part(PyBytes_AS_STRING(part), PyBytes_GET_SIZE(part))
-        self.silent = b"".join(bytes([len(name)]) + name.encode() for name in sorted(silent))
-        self.special = b"".join(bytes([len(name)]) + name.encode() for name in sorted(special))
+        self.silent, self.special = listed(silent), listed(special)
 
     cdef inline char* put(self, char* p, int part) noexcept:
         return put_text(p, self.parts[part].at, self.parts[part].size)

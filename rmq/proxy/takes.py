@@ -11,7 +11,6 @@ import logging
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from struct import Struct
 from typing import TYPE_CHECKING, Final
 
 import anyio
@@ -20,9 +19,9 @@ from attrs import evolve
 from rmq.client.reading.pops import Pops
 from rmq.doors import TakenMessage
 from rmq.errors import NETWORK_ERRORS, NoRoute, RemoteProtocolError, ResponseError, RmqError, for_code
-from rmq.gateway import PLAIN_BYTES, readable
+from rmq.gateway import PLAIN_BYTES, plain_records, readable
 from rmq.message import StoredMessage
-from rmq.protocol import codes, engine
+from rmq.protocol import codes
 from rmq.protocol.codes import RequestCode, ResponseCode
 from rmq.protocol.command import Command
 from rmq.protocol.headers import ConsumerSendMsgBackRequestHeader, ViewMessageRequestHeader, encode
@@ -41,7 +40,7 @@ from rmq.protocol.pop import (
     parse_start_offsets,
     real_topic,
 )
-from rmq.protocol.record import MESSAGE_MAGIC, decode_record
+from rmq.protocol.record import decode_record, part
 
 if TYPE_CHECKING:
     from attrs import frozen
@@ -305,9 +304,8 @@ class Takes:
         return await self._outcome(work)
 
 
-BODY_AT: Final = 88
-"""Place of the body in a record with two IPv4 hosts."""
-_NUMBER: Final = Struct(">i")
+_NUMBERS: Final = part("queue_id", "reconsume_times", "body_size")
+"""Its size is the place of the body."""
 POP_SPAN: Final = 100_000
 """Largest distance of offsets in the bits of one acknowledgement."""
 
@@ -320,9 +318,11 @@ def _messages_of(response: Command, broker: str, topic: str) -> tuple[list[Taken
     taken: list[TakenMessage] = []
     left: list[str] = []
     lease = f"{fields.pop_time} {fields.invisible_time} {fields.revive_qid} 0 {broker}"
-    plain, end, room = _plain_records(response.body, topic)
-    for at, offset, position, _ in plain:
-        queue_id, times = _queue_and_times(response.body, at)
+    plain, end = _plain_of(response.body, topic)
+    room = PLAIN_BYTES
+    for at, offset, position, size in plain:
+        room -= size
+        queue_id, times, _ = _NUMBERS.unpack_from(response.body, at)
         text = f"{starts.get(queue_id, offset)} {lease} {queue_id} {offset} {position}"
         taken.append(TakenMessage(None, text, times + 1, response.body, at))
     messages, others = readable(memoryview(response.body)[end:], log, room)
@@ -347,23 +347,16 @@ def _messages_of(response: Command, broker: str, topic: str) -> tuple[list[Taken
     return taken, left
 
 
-def _plain_records(records: bytes, topic: str) -> tuple[list[tuple[int, int, int, int]], int, int]:
-    """The records from the first on that clients get as they are, as `plain_records` of the compiled engine
-    names them; their end; and the bytes of bodies that may follow. The records are of this topic, and have no
-    handle from a RocketMQ broker."""
-    if engine.compiled is None or HANDLE.encode() in records:
-        return [], 0, PLAIN_BYTES
-    plain, end = engine.compiled.plain_records(records, MESSAGE_MAGIC)
-    room = PLAIN_BYTES - sum(size for _, _, _, size in plain)
+def _plain_of(records: bytes, topic: str) -> tuple[Sequence[tuple[int, int, int, int]], int]:
+    """The same as `plain_records`, if all of these are of a topic, and no record has a handle from a RocketMQ
+    broker."""
+    if HANDLE.encode() in records:
+        return [], 0
+    plain, end = plain_records(records, PLAIN_BYTES)
     name = bytes((len(topic.encode()),)) + topic.encode()
-    if room < 0 or not all(records.startswith(name, at + BODY_AT + size) for at, _, _, size in plain):
-        return [], 0, PLAIN_BYTES
-    return plain, end, room
-
-
-def _queue_and_times(records: bytes, at: int) -> tuple[int, int]:
-    """The queue of a record, and how often its message was consumed before."""
-    return _NUMBER.unpack_from(records, at + 12)[0], _NUMBER.unpack_from(records, at + 72)[0]
+    if not all(records.startswith(name, at + _NUMBERS.size + size) for at, _, _, size in plain):
+        return [], 0
+    return plain, end
 
 
 def _named(message: StoredMessage) -> Handle | None:

@@ -112,6 +112,12 @@ def acking(*handles: str, group: str = "G", topic: str = "Orders") -> Any:
     return made
 
 
+def ending(message_id: str, transaction_id: str, decision: str = "COMMIT", topic: str = "Orders") -> Any:
+    made = request("EndTransaction", topic=topic, message_id=message_id, transaction_id=transaction_id)
+    made.resolution = schema.enum("TransactionResolution")[decision]
+    return made
+
+
 async def received(one: Channel, asked: Any, **metadata: str) -> tuple[str, list[Any]]:
     """The status and the messages of a receive; its answer ends with the time of the broker."""
     answers = await one.ask("ReceiveMessage", asked, **metadata)

@@ -26,6 +26,7 @@ from tests.unit.grpc.calls import (
     client,
     cluster,
     consumer,
+    ending,
     message,
     producer,
     received,
@@ -289,9 +290,7 @@ async def test_a_transaction_ends_as_its_producer_says(
         name = answer.entries[0].transaction_id
         assert name
         assert (await received(one, receiving()))[0] == "MESSAGE_NOT_FOUND"
-        end = request("EndTransaction", topic="Orders", message_id="T1", transaction_id=name)
-        end.resolution = schema.enum("TransactionResolution")[decision]
-        assert word(await one.one("EndTransaction", end)) == "OK"
+        assert word(await one.one("EndTransaction", ending("T1", name, decision))) == "OK"
         status, _ = await received(one, receiving())
         assert status == ("OK" if decision == "COMMIT" else "MESSAGE_NOT_FOUND")
 
@@ -310,13 +309,7 @@ async def test_an_orphaned_transaction_is_asked_for(door: str, autojump_clock: M
         asked = answers[1].recover_orphaned_transaction_command
         assert asked.message.body == b"half"
         assert asked.message.system_properties.message_id == "T1"
-        end = request(
-            "EndTransaction",
-            topic="Orders",
-            message_id="T1",
-            transaction_id=asked.transaction_id,
-            resolution=1,
-        )
+        end = ending("T1", asked.transaction_id)
         assert word(await other.one("EndTransaction", end)) == "OK"
         assert (await received(other, receiving()))[0] == "OK"
 

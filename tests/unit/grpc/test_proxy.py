@@ -23,6 +23,7 @@ from rmq.testing.network import MemoryNetwork
 from tests.unit.grpc.calls import (
     acking,
     consumer,
+    ending,
     message,
     producer,
     received,
@@ -259,13 +260,7 @@ async def test_an_orphaned_transaction_is_asked_for_and_ends(autojump_clock: Moc
         with anyio.fail_after(60):
             command = (await call.until(2))[1].recover_orphaned_transaction_command
         assert command.message.body == b"half"
-        asked = request(
-            "EndTransaction",
-            topic="Orders",
-            message_id=entry.message_id,
-            transaction_id=command.transaction_id,
-            resolution=1,
-        )
+        asked = ending(entry.message_id, command.transaction_id)
         assert word(await one.one("EndTransaction", asked)) == "OK"
         assert [stored.body for stored in running.sent("Orders")] == [b"half"]
 

@@ -18,6 +18,7 @@ from rmq.message import dlq_topic
 from rmq.proxy.config import ProxyConfig, account_of_proxy
 from tests.unit.grpc.calls import (
     acking,
+    ending,
     message,
     producer,
     received,
@@ -155,13 +156,7 @@ async def test_a_transaction_is_ended_by_its_own_account_alone(
             await call.until(1)
             calls.append(call)
         sent = await one.one("SendMessage", sending(message(b"half", type="TRANSACTION")), **first)
-        asked = request(
-            "EndTransaction",
-            topic="Orders",
-            message_id=sent.entries[0].message_id,
-            transaction_id=sent.entries[0].transaction_id,
-            resolution=1,
-        )
+        asked = ending(sent.entries[0].message_id, sent.entries[0].transaction_id)
         assert word(await two.one("EndTransaction", asked, **second)) == "UNAUTHORIZED"
         await running.advance(60)
         assert len(calls[1].messages) == 1  # it was never asked
@@ -169,13 +164,7 @@ async def test_a_transaction_is_ended_by_its_own_account_alone(
         theirs = await two.one("SendMessage", sending(message(b"half", type="TRANSACTION")), **second)
         mark = theirs.entries[0].transaction_id.split(".")[2]
         place, offset, _, broker = sent.entries[0].transaction_id.split(".")
-        forged = request(
-            "EndTransaction",
-            topic="Orders",
-            message_id=sent.entries[0].message_id,
-            transaction_id=f"{place}.{offset}.{mark}.{broker}",
-            resolution=2,
-        )
+        forged = ending(sent.entries[0].message_id, f"{place}.{offset}.{mark}.{broker}", "ROLLBACK")
         assert word(await two.one("EndTransaction", forged, **second)) == "UNAUTHORIZED"
         assert word(await one.one("EndTransaction", asked, **first)) == "OK"
 
@@ -186,13 +175,7 @@ async def test_a_transaction_is_ended_under_its_own_topic_alone(
     writer = signed("writer03", "writer-secret-3")
     async with guarded(tmp_path) as running, client(running) as one:
         sent = await one.one("SendMessage", sending(message(b"half", type="TRANSACTION")), **writer)
-        asked = request(
-            "EndTransaction",
-            topic="Refunds",
-            message_id=sent.entries[0].message_id,
-            transaction_id=sent.entries[0].transaction_id,
-            resolution=1,
-        )
+        asked = ending(sent.entries[0].message_id, sent.entries[0].transaction_id, topic="Refunds")
         assert word(await one.one("EndTransaction", asked, **writer)) == "UNAUTHORIZED"
 
 

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from rmq_grpc import encoding
 from rmq_grpc.messages import SYSTEM_PROPERTIES
 
+from rmq import gateway
 from rmq.broker import doors
 from rmq.broker.consume.per_message.taking import Handed
 from rmq.errors import RmqError
@@ -160,7 +161,7 @@ def test_a_take_gives_the_same_messages_by_both_engines(
 
     def taken(compiled: Any) -> Any:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(doors.engine, "compiled", compiled)
+            patch.setattr(gateway.engine, "compiled", compiled)
             patch.setattr(doors, "PLAIN_BYTES", room)
             messages, left, unreadable = doors.taken_messages(handed, "b")
             return [told(one) for one in messages], left, unreadable
@@ -190,7 +191,7 @@ def by_proxy(records: list[bytes], room: int, compiled: Any) -> Any:
     header = PopMessageResponseHeader(1_000, 60_000, 0, 0, start_offset_info="0 7 3")
     response = Command.request(POP_MESSAGE).reply(0, header=header, body=b"".join(records))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(takes.engine, "compiled", compiled)
+        patch.setattr(gateway.engine, "compiled", compiled)
         patch.setattr(takes, "PLAIN_BYTES", room)
         messages, left = takes._messages_of(response, "b", "T")
         for one in messages:
